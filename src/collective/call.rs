@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 
 use super::geometry::Side;
 use super::rules::InPlace;
-use super::{Collective, Determinism, WireType};
+use super::{Collective, Determinism, Purpose, WireType};
 use crate::data_type::DataType;
 use crate::moved_type::{MovedType, TransferType};
 use crate::rank::GroupRank;
@@ -14,6 +14,8 @@ use crate::rank::GroupRank;
 /// shapes and types have been checked; a backend moves and reduces, and does not check them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
+    /// Which of the library's calls it belongs to.
+    pub(crate) purpose: Purpose,
     /// The operation with its reduction and root.
     pub(crate) collective: Collective<GroupRank>,
     /// The type of the elements.
@@ -53,18 +55,24 @@ impl Givers {
     }
 }
 
-/// How many bytes of input and output a rank uses in a call; 0 for a buffer that it does not use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UsedBytes {
-    pub(crate) input: usize,
-    pub(crate) output: usize,
-}
-
 impl Call {
     /// The call on blocks of this length, in the backend's own mode, without a transport type.
     pub(crate) fn of_blocks(collective: Collective<GroupRank>, data_type: DataType, block_elements: usize) -> Self {
-        let determinism = Determinism::Backend;
-        Call { collective, data_type, block_elements, determinism, wire_type: None, only_moved: None, layer: None }
+        Call {
+            purpose: Purpose::COLLECTIVE,
+            collective,
+            data_type,
+            block_elements,
+            determinism: Determinism::Backend,
+            wire_type: None,
+            only_moved: None,
+            layer: None,
+        }
+    }
+
+    /// The call as a part of another one.
+    pub(crate) fn for_purpose(self, purpose: Purpose) -> Self {
+        Call { purpose, ..self }
     }
 
     /// The call on an input of `input_elements` elements among `rank_count` ranks.
@@ -143,12 +151,12 @@ impl Call {
         self.block_bytes() * self.output().blocks(rank_count)
     }
 
-    /// The bytes of the buffers that a rank uses.
-    pub(crate) fn used_bytes(&self, rank: GroupRank, rank_count: usize) -> UsedBytes {
+    /// How many bytes of its input and its output a rank uses; 0 for a buffer that it does not use.
+    pub(crate) fn used_bytes(&self, rank: GroupRank, rank_count: usize) -> [usize; 2] {
         let (geometry, is_root) = (self.collective.operation().geometry(), self.collective.root() == Some(rank));
         let used =
             |side: Side| if side.is_of_root && !is_root { 0 } else { self.block_bytes() * side.blocks(rank_count) };
-        UsedBytes { input: used(geometry.input), output: used(geometry.output) }
+        [used(geometry.input), used(geometry.output)]
     }
 
     /// Whether a rank's input is read.
@@ -199,11 +207,9 @@ impl Call {
             (true, true) => InPlace::Never,
         }
     }
-}
 
-impl fmt::Display for Call {
     /// `all_reduce(sum) of 12 float32 in exact mode`, `scatter from 1 of 4 int8`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_collective(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.collective.operation())?;
         if let Some(reduce_op) = self.collective.reduce_op() {
             write!(f, "({reduce_op})")?;
@@ -222,5 +228,22 @@ impl fmt::Display for Call {
             Determinism::Backend => Ok(()),
             Determinism::Exact => f.write_str(" in exact mode"),
         }
+    }
+}
+
+impl fmt::Display for Call {
+    /// `all_reduce(sum) of 12 float32`, `split`, `broadcast_bytes (broadcast from 1 of 4 uint8)`:
+    /// ranks that make the same call may give it different roots.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.purpose == Purpose::COLLECTIVE {
+            return self.write_collective(f);
+        }
+        self.purpose.write(f, self.block_elements)?;
+        if self.collective.root().is_some() {
+            f.write_str(" (")?;
+            self.write_collective(f)?;
+            f.write_str(")")?;
+        }
+        Ok(())
     }
 }

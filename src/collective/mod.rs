@@ -7,9 +7,10 @@ mod exact;
 mod geometry;
 mod groups;
 mod operation;
+mod purpose;
 mod rules;
 
-pub(crate) use call::{Call, Givers, UsedBytes};
+pub(crate) use call::{Call, Givers};
 pub use determinism::Determinism;
 pub(crate) use exact::step_scratch_bytes;
 pub(crate) use exact::{ExactReduction, Shares, narrow_scratch_bytes, whole_packets};
@@ -17,6 +18,7 @@ pub(crate) use geometry::{Geometry, Side};
 pub use groups::{Groups, Partition, Root};
 pub(crate) use operation::check_wire_type;
 pub use operation::{Collective, CollectiveOperation};
+pub(crate) use purpose::{Purpose, PurposeKind};
 pub use rules::{InPlace, output_dims, output_shape};
 
 #[doc(inline)]
@@ -26,4 +28,4 @@ pub use distcollective_elements::wire_type::WireType;
 
 #[doc(inline)]
 pub use crate::rank::GroupRank;
-pub(crate) use rules::{check_buffers, check_type, overlap};
+pub(crate) use rules::{check_buffers, check_list, check_type, overlap};

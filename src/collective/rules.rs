@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Call, CollectiveOperation, ReduceOperation, UsedBytes, WireType};
+use super::{Call, CollectiveOperation, ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
@@ -110,10 +110,16 @@ pub(crate) fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 /// Checks alignment and overlap of the buffers that a call uses on this rank. An address of 0 means
-/// no buffer. That is allowed if this rank does not use the buffer, or if it has no elements.
-pub(crate) fn check_buffers(call: &Call, rank: GroupRank, used: UsedBytes, [input, output]: [usize; 2]) -> Result<()> {
+/// no buffer. That is allowed if this rank does not use the buffer, or if it has no elements. The
+/// lengths are those that [`Call::used_bytes`] gives.
+pub(crate) fn check_buffers(
+    call: &Call,
+    rank: GroupRank,
+    [input_bytes, output_bytes]: [usize; 2],
+    [input, output]: [usize; 2],
+) -> Result<()> {
     let align = call.data_type.byte_len();
-    for (name, address, byte_len) in [("input", input, used.input), ("output", output, used.output)] {
+    for (name, address, byte_len) in [("input", input, input_bytes), ("output", output, output_bytes)] {
         if byte_len == 0 {
             continue;
         }
@@ -128,11 +134,11 @@ pub(crate) fn check_buffers(call: &Call, rank: GroupRank, used: UsedBytes, [inpu
             );
         }
     }
-    if used.input == 0 || used.output == 0 {
+    if input_bytes == 0 || output_bytes == 0 {
         return Ok(());
     }
-    let input_range = input..input + used.input;
-    let output_range = output..output + used.output;
+    let input_range = input..input + input_bytes;
+    let output_range = output..output + output_bytes;
     if !overlap(&input_range, &output_range) {
         return Ok(());
     }
@@ -160,4 +166,27 @@ pub(crate) fn check_buffers(call: &Call, rank: GroupRank, used: UsedBytes, [inpu
         output_range.start,
         output_range.end
     );
+}
+
+/// Checks alignment and overlap of the blocks of a list form, of which a rank without a list has
+/// none, and of the one buffer on the other side.
+pub(crate) fn check_list(call: &Call, one: usize, blocks: impl Iterator<Item = usize> + Clone) -> Result<()> {
+    let (block, align) = (call.block_bytes(), call.data_type.byte_len());
+    if block == 0 {
+        return Ok(());
+    }
+    if let Some(wrong) = blocks.clone().chain([one]).find(|address| *address == 0 || address % align != 0) {
+        let why = if wrong == 0 { "null".to_owned() } else { format!("not aligned to {align} bytes") };
+        bail!(InvalidBuffer, "a buffer at {wrong:#x} is {why}, and this rank uses it ({block} bytes)");
+    }
+    let mut ranges: Vec<Range<usize>> = blocks.map(|at| at..at + block).collect();
+    if ranges.iter().any(|range| overlap(range, &(one..one + block))) {
+        bail!(InvalidBuffer, "a tensor of the list overlaps the call's other buffer");
+    }
+    ranges.sort_by_key(|range| range.start);
+    // Inputs may be the same tensor.
+    if call.output().is_per_rank && ranges.windows(2).any(|pair| overlap(&pair[0], &pair[1])) {
+        bail!(InvalidBuffer, "two tensors of the output list overlap");
+    }
+    Ok(())
 }

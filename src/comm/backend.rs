@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use super::backend_kind::BackendKind;
 use super::message::{Delivery, MessageRequest, OnEnd};
-use super::signature::{Purpose, Signature};
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{Call, Collective, Determinism, ReduceOperation, UsedBytes};
+use crate::collective::{Call, Collective, Purpose, ReduceOperation, check_buffers};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
@@ -35,7 +35,8 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8], &dyn Fn() -> Result<()>) -> Resu
 ///
 /// The [`Communicator`](super::Communicator) is the only caller, and a backend does not check
 /// again:
-/// - Arguments have passed the rules of types, shapes, memory, alignment and overlap.
+/// - Arguments have passed the rules of types, shapes, memory, alignment and overlap: collectives
+///   are [`Checked`].
 /// - The calls of one rank come one at a time, in the issue order. Only a callback that the backend
 ///   itself makes can call it meanwhile.
 /// - The process is the one that made the communicator, and not a fork of it, except for
@@ -90,70 +91,36 @@ pub(crate) trait Backend: Watch + Any {
         Ok(())
     }
 
-    /// Makes what [`run_with_scratch`](Self::run_with_scratch) needs for calls up to the size of
-    /// this one, so that they compile nothing. Returns the length of their scratch memory in bytes.
+    /// Makes what calls up to the size of this one need, so that they compile nothing. Returns the
+    /// length of their scratch memory in bytes.
     fn prepare(&self, _call: &Call) -> Result<usize> {
         Ok(0)
     }
 
-    /// Runs one collective. It is done when this returns, or with a CUDA stream enqueued there.
-    /// Collective.
-    ///
-    /// A side that this rank does not use is null. So are both sides of a call without elements;
-    /// one whose [`Purpose`] is not `Collective` still waits until every rank has come. The root of
-    /// a broadcast in place only reads its buffer, unless the call has a transport type.
-    ///
-    /// # Safety
-    ///
-    /// Until the call is done, the buffers that it uses on this rank are valid for the lengths that
-    /// it says, aligned, disjoint except for the in-place rules, and used by no other code.
-    unsafe fn run(&self, request: &Request<'_>) -> Result<()>;
-
-    /// [`run`](Self::run) with the memory that the call uses between its steps: on the GPU, as long
-    /// as [`prepare`](Self::prepare) has said. It allocates nothing. Collective; whether a rank
-    /// brings such memory is its own matter.
-    ///
-    /// # Safety
-    ///
-    /// As [`run`](Self::run), also for the scratch memory.
-    unsafe fn run_with_scratch(&self, request: &Request<'_>, _scratch: *mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.run(request) }
-    }
-
-    /// [`run`](Self::run) of scatter, gather or all_gather on a list: on the side that has a block
-    /// for each rank, each block is at an address of its own, all in one memory. `blocks` is empty
-    /// on a rank that does not use that side. That side's address in the request is the first
-    /// block's. Collective; every rank makes it, and not `run`.
-    ///
-    /// # Safety
-    ///
-    /// As [`run`](Self::run), for each block.
-    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()>;
-
-    /// Whether [`run_group`](Self::run_group) takes a call among `rank_count` ranks of this
-    /// communicator. The answer is the same on every rank, also on those outside the group that the
-    /// call is for.
+    /// Whether [`run`](Self::run) takes a call among `rank_count` ranks of this communicator
+    /// together with others. The answer is the same on every rank, also on those outside the group
+    /// that the call is for.
     fn can_group(&self, _call: &Call, _rank_count: usize) -> bool {
         false
     }
 
-    /// Runs independent collectives together. Each is for a communicator of the group: this one, or
-    /// one with the same origin, and so of the same backend. Collective for each of them.
+    /// Runs a collective of this communicator, or several that do not depend on each other, at most
+    /// [`MAX_GROUPED_CALLS`]. Each of several is for this communicator or one with the same origin,
+    /// and [can be grouped](Self::can_group). They are done when this returns, or with a CUDA
+    /// stream enqueued there. Collective for each communicator.
+    ///
+    /// A call whose [`Purpose`] is not `COLLECTIVE` waits until every rank has come, also without
+    /// elements. The root of a broadcast in place only reads its buffer, unless the call has a
+    /// transport type.
     ///
     /// # Safety
     ///
-    /// As [`run`](Self::run), for each call.
-    unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
-        // SAFETY: the caller's promise.
-        group.calls().try_for_each(|call| unsafe { call.backend.run(&call.request) })
-    }
+    /// Until the calls are done, the buffers that each uses on this rank are valid for the lengths
+    /// that it says, and used by no other code. So is its scratch memory.
+    unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()>;
 
     /// A barrier whose error at the deadline names every rank that has not come. Collective.
-    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
-        // SAFETY: without elements no buffer is used.
-        unsafe { self.run(&Request::barrier(Purpose::MonitoredBarrier, deadline)) }
-    }
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()>;
 
     /// Checks what only this backend asks of a message.
     fn check_message(&self, _message: &MessageRequest) -> Result<()> {
@@ -224,6 +191,7 @@ pub(crate) trait Backend: Watch + Any {
     /// all ranks have dropped what this returns. An error ends the communicator. Collective.
     fn share(
         &self,
+        _purpose: Purpose,
         _byte_len: usize,
         _source: GroupRank,
         _fill: Option<&mut Fill<'_>>,
@@ -239,7 +207,7 @@ pub(crate) trait Backend: Watch + Any {
     }
 
     /// The call that a peer has made and this rank has not; `None` if this rank is in a call.
-    fn awaited(&self) -> Option<Signature> {
+    fn awaited(&self) -> Option<Call> {
         None
     }
 
@@ -262,60 +230,54 @@ pub(crate) struct Control {
 /// One rank's part in one collective.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
-    pub(crate) signature: Signature,
+    pub(crate) call: Call,
     /// What errors are about: `layer "grad_sync" (all_reduce)`.
     pub(crate) label: Option<&'a str>,
     pub(crate) input: Address,
     pub(crate) output: Address,
+    /// In a list form of scatter, gather or all_gather: the blocks of the side that has one for
+    /// each rank, all in one memory. That side's address is the first block's. The list is empty on
+    /// a rank that does not use that side. Every rank makes the list form.
+    pub(crate) blocks: Option<&'a [Address]>,
+    /// Memory that the call uses between its steps: on the GPU, as long as [`Backend::prepare`] has
+    /// said. The call then allocates nothing. Whether a rank brings it is its own matter.
+    pub(crate) scratch: Option<*mut [u8]>,
     pub(crate) deadline: Instant,
     /// Where the call is enqueued; without one it is done when it returns.
     pub(crate) stream: Option<&'a Arc<CudaStream>>,
 }
 
-impl Request<'_> {
-    /// A collective without elements: only the agreement of the ranks is left of it.
-    pub(crate) fn barrier(purpose: Purpose, deadline: Instant) -> Self {
-        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let call = Call::of_blocks(collective, DataType::Uint8, 0);
-        Request {
-            signature: Signature { purpose, call },
-            label: None,
-            input: Address::host(std::ptr::null()),
-            output: Address::host(std::ptr::null()),
-            deadline,
-            stream: None,
-        }
+impl<'a> Request<'a> {
+    /// A call without a label, list, scratch memory and stream.
+    pub(crate) fn new(call: Call, [input, output]: [Address; 2], deadline: Instant) -> Self {
+        Request { call, label: None, input, output, blocks: None, scratch: None, deadline, stream: None }
     }
 
-    /// The same as a communicator's backend gets it: with null for each side that the rank does not
-    /// use, and in a mode that is at least as strict as the communicator's.
-    pub(super) fn of_communicator(mut self, used: UsedBytes, determinism: Determinism) -> Self {
-        let Signature { purpose, call } = &mut self.signature;
-        if *purpose == Purpose::Collective {
-            call.raise_to(determinism);
-        }
-        if used.input == 0 {
-            self.input.pointer = std::ptr::null_mut();
-        }
-        if used.output == 0 {
-            self.output.pointer = std::ptr::null_mut();
-        }
-        self
+    /// A collective without elements: only the agreement of the ranks is left of it.
+    pub(crate) fn barrier(purpose: Purpose, deadline: Instant) -> Self {
+        Self::without_buffers(purpose, 0, deadline)
+    }
+
+    /// A barrier, or an announcement with a number.
+    pub(super) fn without_buffers(purpose: Purpose, number: usize, deadline: Instant) -> Self {
+        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        let call = Call::of_blocks(collective, DataType::Uint8, number).for_purpose(purpose);
+        Request::new(call, [Address::host(std::ptr::null()); 2], deadline)
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.
     pub(super) fn is_in_place_root(&self, rank: GroupRank) -> bool {
-        self.is_broadcast_in_place_from(rank) && self.signature.call.wire_type.is_none()
+        self.is_broadcast_in_place_from(rank) && self.call.wire_type.is_none()
     }
 
     /// Whether this rank is the root of a broadcast in place with a transport type, which rounds
     /// its buffer.
     pub(super) fn is_rounding_root(&self, rank: GroupRank) -> bool {
-        self.is_broadcast_in_place_from(rank) && self.signature.call.wire_type.is_some()
+        self.is_broadcast_in_place_from(rank) && self.call.wire_type.is_some()
     }
 
     fn is_broadcast_in_place_from(&self, rank: GroupRank) -> bool {
-        matches!(self.signature.call.collective, Collective::Broadcast { root } if root == rank)
+        matches!(self.call.collective, Collective::Broadcast { root } if root == rank)
             && self.input.pointer == self.output.pointer
     }
 
@@ -328,30 +290,52 @@ impl Request<'_> {
     }
 }
 
-/// Collectives that do not depend on each other, on one stream.
-#[derive(Default)]
-pub(crate) struct CallGroup<'a> {
-    calls: [Option<GroupedCall<'a>>; MAX_GROUPED_CALLS],
-    len: usize,
-}
-
-/// A call of a group, and the communicator that it is for.
-pub(super) struct GroupedCall<'a> {
-    pub(super) backend: &'a dyn Backend,
+/// A request that has passed the rules, and the backend that it is for. Sides that the rank does
+/// not use are null, and the mode is at least as strict as the communicator's.
+#[derive(Clone, Copy)]
+pub(crate) struct Checked<'a> {
+    /// `None` if the rank is alone in the call, which then copies its input.
+    pub(super) backend: Option<&'a dyn Backend>,
     pub(super) request: Request<'a>,
 }
 
-impl<'a> CallGroup<'a> {
-    pub(super) fn push(&mut self, backend: &'a dyn Backend, request: Request<'a>) -> Result<()> {
-        let Some(place) = self.calls.get_mut(self.len) else {
-            return Err(error!(System, "a group has at most {MAX_GROUPED_CALLS} collectives"));
-        };
-        *place = Some(GroupedCall { backend, request });
-        self.len += 1;
-        Ok(())
+impl<'a> Checked<'a> {
+    /// The call of a rank that is alone in it.
+    pub(crate) fn alone(request: Request<'a>) -> Result<Self> {
+        let (call, rank) = (request.call.of_one_rank(), GroupRank(0));
+        let sides = [request.input.addr(), request.output.addr()];
+        check_buffers(&call, rank, call.used_bytes(rank, 1), sides).map_err(|e| request.label(e))?;
+        Ok(Checked { backend: None, request: Request { call, ..request } })
     }
 
-    pub(super) fn calls(&self) -> impl Iterator<Item = &GroupedCall<'a>> {
-        self.calls.iter().flatten()
+    pub(crate) fn deadline(&self) -> Instant {
+        self.request.deadline
+    }
+
+    /// Runs the call, or enqueues it.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    pub(crate) unsafe fn run(&self) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.backend, &self.request) {
+                (Some(backend), _) => backend.run(std::slice::from_ref(self)),
+                (None, Request { call, input, output, deadline, stream, .. }) => Executor::of(*stream)
+                    .copy(*input, *output, call.block_bytes(), *deadline)
+                    .map_err(|e| self.request.label(e)),
+            }
+        }
+    }
+
+    /// Runs calls of communicators as one group, or enqueues them.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    pub(crate) unsafe fn run_group(calls: &[Self]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        calls.iter().find_map(|call| call.backend).map_or(Ok(()), |backend| unsafe { backend.run(calls) })
     }
 }

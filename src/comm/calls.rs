@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backend::{CallGroup, Control, Fill, Request, SharedGraph};
-use super::{Communicator, Purpose, Signature};
-use crate::collective::{Call, UsedBytes, check_buffers};
+use super::Communicator;
+use super::backend::{Checked, Control, Fill, Request, SharedGraph};
+use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
@@ -31,17 +31,24 @@ impl Communicator {
         deadline: Instant,
         call: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.check_process()?;
-        interrupt::check_may_wait()?;
-        let ticket = self.order.issue_here(extent);
-        let label = |error: Error| error.on_rank(self.origin_rank()).about(|| what.to_string());
-        let turn = ticket.wait(deadline, || self.backend.check(), label);
-        turn.map_err(|error| match self.backend.check() {
-            // This rank leaves a collective out, so its peers must not wait for it.
-            Ok(()) => self.backend.fail(error),
-            Err(_) => error,
-        })?;
-        ticket.run(call)
+        let made = || {
+            self.check_process()?;
+            interrupt::check_may_wait()?;
+            let ticket = self.order.issue_here(extent);
+            let turn = ticket.wait(deadline, || self.backend.check(), |error| self.about(what, error));
+            turn.map_err(|error| match self.backend.check() {
+                // This rank leaves a collective out, so its peers must not wait for it.
+                Ok(()) => self.backend.fail(error),
+                Err(_) => error,
+            })?;
+            ticket.run(call)
+        };
+        made().map_err(|error| error.on_rank(self.origin_rank()))
+    }
+
+    /// Says in an error which rank and call it is about.
+    pub(crate) fn about(&self, what: &dyn fmt::Display, error: Error) -> Error {
+        error.on_rank(self.origin_rank()).about(|| what.to_string())
     }
 
     /// The backend, as waits for enqueued work ask it.
@@ -49,82 +56,42 @@ impl Communicator {
         Arc::clone(&self.backend) as Arc<dyn Watch>
     }
 
-    /// Runs a call whose types and lengths fit, in this rank's [turn](Self::in_turn). Checks
-    /// addresses, alignment, overlap and memory.
+    /// Runs a call whose types and lengths fit, in this rank's [turn](Self::in_turn).
     ///
     /// # Safety
     ///
-    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that the call says, and used by no other code.
+    /// As [`Backend::run`](super::Backend::run).
     pub(crate) unsafe fn run(&self, request: Request<'_>) -> Result<()> {
-        self.check_request(&request).map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules just checked.
-        unsafe { self.run_checked(request) }
+        // SAFETY: the caller's promise.
+        unsafe { self.check_request(request)?.run() }
     }
 
     /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
-    pub(crate) fn check_request(&self, request: &Request<'_>) -> Result<()> {
-        self.check_operands(&request.signature.call, [request.input, request.output], request.stream)
+    pub(crate) fn check_request<'a>(&'a self, mut request: Request<'a>) -> Result<Checked<'a>> {
+        let used = self.used_bytes(&request.call);
+        self.check_rules(&request, used).map_err(|e| request.label(e))?;
+        if request.call.purpose == Purpose::COLLECTIVE {
+            request.call.raise_to(self.determinism);
+        }
+        for (side, byte_len) in [&mut request.input, &mut request.output].into_iter().zip(used) {
+            if byte_len == 0 {
+                side.pointer = std::ptr::null_mut();
+            }
+        }
+        Ok(Checked { backend: Some(&*self.backend), request })
     }
 
-    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
-    pub(crate) fn check_operands(
-        &self,
-        call: &Call,
-        sides: [Address; 2],
-        stream: Option<&Arc<CudaStream>>,
-    ) -> Result<()> {
-        let used = self.used_bytes(call);
-        check_buffers(call, self.own_rank(), used, sides.map(|side| side.addr()))?;
-        self.check_used_spaces(used, sides, stream)
-    }
-
-    /// [`run`](Self::run) after [`check_buffers`](Self::check_buffers) and
-    /// [`check_spaces`](Self::check_spaces).
-    ///
-    /// # Safety
-    ///
-    /// As [`run`](Self::run); and the request has passed these checks.
-    pub(crate) unsafe fn run_checked(&self, request: Request<'_>) -> Result<()> {
-        // The task of a `Work` runs on its stream and does not go through `in_turn`.
-        self.check_process().map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run(&self.own(request)) }
-    }
-
-    /// [`run_checked`](Self::run_checked) of a call that is [prepared](Self::prepare), with scratch
-    /// memory.
-    ///
-    /// # Safety
-    ///
-    /// As [`run_checked`](Self::run_checked), also for the scratch memory.
-    pub(crate) unsafe fn run_with_scratch(&self, request: Request<'_>, scratch: *mut [u8]) -> Result<()> {
-        self.check_process().map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules that the request has passed.
-        unsafe { self.backend.run_with_scratch(&self.own(request), scratch) }
-    }
-
-    /// [`run_checked`](Self::run_checked) of a call on a list of blocks, which have passed the same
-    /// rules.
-    ///
-    /// # Safety
-    ///
-    /// As [`run_checked`](Self::run_checked), for each block.
-    pub(super) unsafe fn run_list_checked(&self, request: Request<'_>, blocks: &[Address]) -> Result<()> {
-        self.check_process().map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise, and the rules that the blocks have passed.
-        unsafe { self.backend.run_list(&self.own(request), blocks) }
-    }
-
-    /// The same request as the backend gets it.
-    fn own<'a>(&self, request: Request<'a>) -> Request<'a> {
-        let used = self.used_bytes(&request.signature.call);
-        request.of_communicator(used, self.determinism)
-    }
-
-    /// The bytes of the buffers that a call uses on this rank.
-    fn used_bytes(&self, call: &Call) -> UsedBytes {
-        call.used_bytes(self.own_rank(), self.world_size() as usize)
+    fn check_rules(&self, request: &Request<'_>, used: [usize; 2]) -> Result<()> {
+        let Request { call, blocks, .. } = request;
+        let [input, output] = [request.input.addr(), request.output.addr()];
+        match blocks {
+            None => check_buffers(call, self.own_rank(), used, [input, output])?,
+            Some(blocks) => {
+                let one = if call.input().is_per_rank { output } else { input };
+                check_list(call, one, blocks.iter().map(|block| block.addr()))?;
+            }
+        }
+        self.check_spaces(request, used)
     }
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
@@ -132,24 +99,9 @@ impl Communicator {
         check_buffers(call, self.own_rank(), self.used_bytes(call), sides.map(|side| side.addr()))
     }
 
-    /// Adds a call to a group of calls, which [can be grouped](Self::can_group), on
-    /// buffers that have passed [`check_buffers`](Self::check_buffers).
-    pub(crate) fn add_to_group<'a>(&'a self, group: &mut CallGroup<'a>, request: Request<'a>) -> Result<()> {
-        let sides = [request.input, request.output];
-        self.check_process()
-            .and_then(|()| self.check_spaces(&request.signature.call, sides, request.stream))
-            .map_err(|e| request.label(e))?;
-        group.push(&*self.backend, self.own(request))
-    }
-
-    /// Runs a group of calls, of this communicator and others with the same origin.
-    ///
-    /// # Safety
-    ///
-    /// As [`run_checked`](Self::run_checked), for each call.
-    pub(crate) unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
-        // SAFETY: the caller's promise, and what `add_to_group` has checked.
-        unsafe { self.backend.run_group(group) }
+    /// The bytes of the buffers that a call uses on this rank.
+    fn used_bytes(&self, call: &Call) -> [usize; 2] {
+        call.used_bytes(self.own_rank(), self.world_size() as usize)
     }
 
     /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of
@@ -164,21 +116,8 @@ impl Communicator {
 
     /// Checks that the buffers that a call uses on this rank are in memory that the backend reaches
     /// from the stream.
-    pub(crate) fn check_spaces(
-        &self,
-        call: &Call,
-        sides: [Address; 2],
-        stream: Option<&Arc<CudaStream>>,
-    ) -> Result<()> {
-        self.check_used_spaces(self.used_bytes(call), sides, stream)
-    }
-
-    fn check_used_spaces(
-        &self,
-        used: UsedBytes,
-        [input, output]: [Address; 2],
-        stream: Option<&Arc<CudaStream>>,
-    ) -> Result<()> {
+    fn check_spaces(&self, request: &Request<'_>, [input_bytes, output_bytes]: [usize; 2]) -> Result<()> {
+        let Request { input, output, stream, .. } = request;
         let own = self.space();
         match (stream.map(|stream| stream.device().ordinal()), own) {
             (Some(_), MemorySpace::Host) => {
@@ -189,7 +128,7 @@ impl Communicator {
             }
             _ => {}
         }
-        for (name, address, byte_len) in [("input", input, used.input), ("output", output, used.output)] {
+        for (name, address, byte_len) in [("input", input, input_bytes), ("output", output, output_bytes)] {
             if byte_len == 0 || address.space == own {
                 continue;
             }
@@ -243,12 +182,13 @@ impl Communicator {
     /// [`Backend::share`], in this rank's [turn](Self::in_turn).
     pub(crate) fn share_memory(
         &self,
+        purpose: Purpose,
         byte_len: usize,
         source: GroupRank,
         fill: Option<&mut Fill<'_>>,
         deadline: Instant,
     ) -> Result<ReadOnlyMemory> {
-        self.backend.share(byte_len, source, fill, deadline)
+        self.backend.share(purpose, byte_len, source, fill, deadline)
     }
 
     /// Waits for what was enqueued on a stream. An error ends the communicator.
@@ -314,19 +254,12 @@ impl Communicator {
         output: &mut [T],
         deadline: Instant,
     ) -> Result<()> {
-        let collective = crate::collective::Collective::AllGather;
-        let call = Call::of_blocks(collective, T::DATA_TYPE, input.len());
+        let call = Call::of_blocks(Collective::AllGather, T::DATA_TYPE, input.len()).for_purpose(purpose);
         if output.len() != input.len() * self.world_size() as usize {
             return Err(error!(System, "an exchange with a wrong length"));
         }
-        let request = Request {
-            signature: Signature { purpose, call },
-            label: None,
-            input: Address::host(input.as_ptr().cast()),
-            output: Address::host(output.as_mut_ptr().cast()),
-            deadline,
-            stream: None,
-        };
+        let sides = [Address::host(input.as_ptr().cast()), Address::host(output.as_mut_ptr().cast())];
+        let request = Request::new(call, sides, deadline);
         // SAFETY: both slices are as long as the call says, and borrowed during it.
         unsafe { self.run(request) }
     }

@@ -6,16 +6,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::backend::{Backend, Control, Request};
-use super::signature::{GraphNumber, Purpose, Signature};
+use super::backend::{Backend, Checked, Control, Request};
 use super::split::SplitGroup;
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Call, Collective, Purpose, PurposeKind};
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::Rank;
 use crate::util::deadline_after;
 use crate::util::settings::DEFAULT_TIMEOUT;
+
+const CHOOSE_GRAPH: Purpose = Purpose::new("a run with the buffers of no CUDA graph, or of several", PurposeKind::Run);
+const REPLAY: Purpose = Purpose::new("a run that replays CUDA graph % of context #", PurposeKind::Announcement);
+const CAPTURE: Purpose = Purpose::new("run #, in a capture of the caller's", PurposeKind::AwaitedAnnouncement);
+const PLAIN_RUN: Purpose = Purpose::new("run #, in no capture", PurposeKind::Announcement);
+
+/// Which CUDA graph a run replays: the context's number, and the graph's in the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GraphNumber {
+    pub(crate) context: u32,
+    pub(crate) graph: u8,
+}
+
+impl GraphNumber {
+    /// As the number of an announcement.
+    fn to_word(self) -> usize {
+        (self.context as usize) << u8::BITS | usize::from(self.graph)
+    }
+
+    fn from_word(word: usize) -> Self {
+        GraphNumber { context: (word >> u8::BITS) as u32, graph: word as u8 }
+    }
+}
 
 /// What ranks say to [`Control::choose_graph`]: one bit for each graph that they could replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,17 +63,10 @@ impl Control {
     pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
         let own = GraphNumber { context, graph: could_replay }.to_word() as i64;
         let mut all = vec![0i64; self.host.world_size() as usize];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1);
-        let request = Request {
-            signature: Signature { purpose: Purpose::ChooseGraph, call },
-            label: None,
-            input: Address::host((&raw const own).cast()),
-            output: Address::host(all.as_mut_ptr().cast()),
-            deadline,
-            stream: None,
-        };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(CHOOSE_GRAPH);
+        let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.host.run(&request)? };
+        unsafe { self.run(Request::new(call, sides, deadline))? };
         self.runs.fetch_add(1, Ordering::Relaxed);
         let votes = all.iter().map(|word| GraphNumber::from_word(*word as usize));
         if let Some(other) = votes.clone().position(|vote| vote.context != context) {
@@ -66,7 +81,7 @@ impl Control {
     /// Begins a run that replays a graph. Waits for no rank; one that does something else is an
     /// error of a later call, or of [`check`](Self::check). Collective.
     pub(crate) fn replay(&self, graph: GraphNumber, deadline: Instant) -> Result<()> {
-        self.announce(Purpose::Replay, graph.to_word(), deadline)?;
+        self.announce(REPLAY, graph.to_word(), deadline)?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -74,7 +89,7 @@ impl Control {
     /// Begins a run in a capture of the caller's. Waits until all ranks capture. Collective.
     pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
         let number = self.runs.load(Ordering::Relaxed) + 1;
-        self.announce(Purpose::Capture, number as usize, deadline)?;
+        self.announce(CAPTURE, (number as usize) << u8::BITS, deadline)?;
         self.runs.store(number, Ordering::Release);
         Ok(())
     }
@@ -96,21 +111,24 @@ impl Control {
     pub(crate) fn check(&self) -> Result<()> {
         // The runs first: a capture of this rank that is awaited may end in between.
         let runs = self.runs.load(Ordering::Acquire) as usize;
-        let Some(Signature { purpose: Purpose::Capture, call }) = self.host.awaited() else { return Ok(()) };
-        if call.block_elements > runs {
+        let Some(Call { purpose: CAPTURE, block_elements: number, .. }) = self.host.awaited() else { return Ok(()) };
+        if number >> u8::BITS > runs {
             return Ok(());
         }
         // An announcement waits for no rank. This one is an error on every rank.
-        self.announce(Purpose::PlainRun, call.block_elements, deadline_after(DEFAULT_TIMEOUT))
+        self.announce(PLAIN_RUN, number, deadline_after(DEFAULT_TIMEOUT))
     }
 
     fn announce(&self, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
-        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let call = Call::of_blocks(collective, DataType::Uint8, number);
-        let nowhere = Address::host(std::ptr::null());
-        let signature = Signature { purpose, call };
-        let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };
         // SAFETY: an announcement uses no buffer.
-        unsafe { self.host.run(&request) }
+        unsafe { self.run(Request::without_buffers(purpose, number, deadline)) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run(&self, request: Request<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Checked { backend: Some(&*self.host), request }.run() }
     }
 }

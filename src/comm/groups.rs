@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use super::split::{ColorAndKey, SplitGroup, color_and_key};
-use super::{Backend, Communicator, Purpose};
-use crate::collective::Groups;
+use super::{Backend, Communicator};
+use crate::collective::{Groups, Purpose};
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::rank::Rank;
@@ -22,16 +22,15 @@ impl Communicator {
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         let deadline = self.deadline();
         let split = || self.split_by_color(color, key, deadline);
-        let split = self.in_turn(Extent::Communicator, &"split", deadline, split);
-        let backend = split.map_err(|e| e.on_rank(self.origin_rank()))?.map(|(_, backend)| backend);
-        Ok(backend.map(|backend| self.descendant(backend)))
+        let split = self.in_turn(Extent::Communicator, &"split", deadline, split)?;
+        Ok(split.map(|(_, backend)| self.descendant(backend)))
     }
 
     /// Finds the ranks with the same color, and makes their backend.
     fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
         let [color, key] = color_and_key(color, key);
         let own = [color, key, self.determinism().number().into()];
-        let all = self.gather_words(Purpose::Split, own, deadline)?;
+        let all = self.gather_words(Purpose::SPLIT, own, deadline)?;
         self.check_determinism(all.iter().map(|&[.., determinism]| determinism), "split")?;
         let colors: Vec<ColorAndKey> = all.into_iter().map(|[color, key, _]| [color, key]).collect();
         let group = SplitGroup::of(self.rank(), &colors);
@@ -52,11 +51,9 @@ impl Communicator {
 
     /// [`new_group`](Self::new_group), where ranks compare a name too.
     pub(crate) fn new_named_group(&self, name: Option<&str>, ranks: &[Rank]) -> Result<Option<Communicator>> {
-        self.check_members(ranks).map_err(|e| e.on_rank(self.origin_rank()).about(|| "new_group".to_owned()))?;
+        self.check_members(ranks).map_err(|e| self.about(&"new_group", e))?;
         let deadline = self.deadline();
-        let group =
-            self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline));
-        group.map_err(|e| e.on_rank(self.origin_rank()))
+        self.in_turn(Extent::Communicator, &"new_group", deadline, || self.make_group(name, ranks, deadline))
     }
 
     /// This communicator's ranks by their numbers in the first communicator, from which it was
@@ -90,7 +87,7 @@ impl Communicator {
         let (rank, n) = (rank.into(), self.world_size());
         if rank.0 >= n {
             let error = error!(InvalidArgument, "rank {rank} is not one of {}", count_of(n as usize, "rank"));
-            return Err(error.on_rank(self.origin_rank()).about(|| "global_rank".to_owned()));
+            return Err(self.about(&"global_rank", error));
         }
         Ok(self.origin(rank))
     }
@@ -124,7 +121,7 @@ impl Communicator {
     fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
         let own: (Option<String>, Vec<u32>) = (name.map(str::to_owned), ranks.iter().map(|rank| rank.0).collect());
         let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
-        let all = self.exchange(Purpose::NewGroup, &bytes, deadline)?;
+        let all = self.exchange(Purpose::NEW_GROUP, &bytes, deadline)?;
         if let Some(other) = all.iter().position(|other| *other != bytes) {
             // Every rank has the same lists, and at least two differ, so every rank returns an
             // error.

@@ -30,7 +30,7 @@ pub use eager::{AsyncResult, Message, Messages, Operands, RawCollective, RawMess
 pub use message::MAX_TAG;
 pub use transfer_path::TransferPath;
 
-use crate::collective::{Determinism, WireType};
+use crate::collective::{Determinism, Purpose, WireType};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
@@ -42,11 +42,10 @@ use crate::stream::Stream;
 use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
-pub(crate) use backend::{CallGroup, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
-pub(crate) use control::Votes;
+pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use control::{GraphNumber, Votes};
 pub(crate) use groups::not_a_member;
 pub use nccl::NcclId;
-pub(crate) use signature::{GraphNumber, Purpose, Signature};
 
 /// One rank of a set of ranks that make collective calls together.
 ///
@@ -273,7 +272,7 @@ impl Communicator {
     /// Compares the ranks' determinism, for a backend that does not compare calls. Collective.
     fn agree_on_determinism(&self) -> Result<()> {
         let (deadline, number) = (self.deadline(), i64::from(self.determinism.number()));
-        let gather = || self.gather_words(Purpose::Initialize, [number], deadline);
+        let gather = || self.gather_words(Purpose::INITIALIZE, [number], deadline);
         let all = self.in_turn(Extent::Communicator, &"connect", deadline, gather)?;
         self.check_determinism(all.into_iter().map(|[number]| number), "connect")
     }
@@ -344,7 +343,7 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
-        self.run_barrier(Purpose::Barrier)
+        self.run_barrier(Purpose::BARRIER)
     }
 
     /// Waits for every rank, so that a rank whose last call disagreed with the others' gets that
@@ -354,7 +353,7 @@ impl Communicator {
     ///
     /// See the contract of [`Communicator`].
     pub fn finalize(self) -> Result<()> {
-        self.run_barrier(Purpose::Finalize)?;
+        self.run_barrier(Purpose::FINALIZE)?;
         self.backend.finalize();
         Ok(())
     }
@@ -377,7 +376,6 @@ impl Communicator {
         let deadline = deadline_after(timeout);
         let run = || self.backend.monitored_barrier(deadline);
         self.in_turn(Extent::Communicator, &"monitored_barrier", deadline, run)
-            .map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     fn run_barrier(&self, purpose: Purpose) -> Result<()> {
@@ -385,7 +383,7 @@ impl Communicator {
         let request = Request::barrier(purpose, deadline);
         // SAFETY: without elements no buffer is used.
         let run = || unsafe { self.run(request) };
-        self.in_turn(Extent::Communicator, &request.signature, deadline, run).map_err(|e| e.on_rank(self.origin_rank()))
+        self.in_turn(Extent::Communicator, &purpose.name(), deadline, run)
     }
 
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy; on
@@ -405,8 +403,7 @@ impl Communicator {
             self.agree_on_length(byte_len, deadline)?;
             self.backend.allocate(byte_len, deadline)
         };
-        let buffer = self.in_turn(Extent::Communicator, &"allocate", deadline, allocate);
-        buffer.map_err(|e| e.on_rank(self.origin_rank()))?.reshaped(data_type, shape)
+        self.in_turn(Extent::Communicator, &"allocate", deadline, allocate)?.reshaped(data_type, shape)
     }
 
     /// The memory that [`allocate`](Self::allocate) gives and raw addresses are in.
@@ -417,7 +414,7 @@ impl Communicator {
     /// Compares the length that each rank wants to allocate. Collective, in this rank's
     /// [turn](Self::in_turn).
     fn agree_on_length(&self, byte_len: usize, deadline: Instant) -> Result<()> {
-        let all = self.gather_words(Purpose::Allocate, [byte_len as i64], deadline)?;
+        let all = self.gather_words(Purpose::ALLOCATE, [byte_len as i64], deadline)?;
         // Every rank sees the same list. If two lengths differ, every rank returns an error.
         let Some(other) = all.iter().position(|[other]| *other != byte_len as i64) else { return Ok(()) };
         bail!(

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::ContextOptions;
 use super::replay::{Deciders, RunCounts};
-use crate::comm::{Communicator, Control, Purpose};
+use crate::comm::{Communicator, Control};
+use crate::dist_collective::SET_COMMUNICATOR;
 use crate::engine::EngineInner;
 use crate::error::{Result, bail};
 use crate::util::log::event;
@@ -37,7 +38,7 @@ impl Graphs {
         let ContextOptions { cuda_graph, graphs_without_agreement } = options;
         let wanted = [u8::from(cuda_graph), u8::from(graphs_without_agreement)];
         let own = CONTEXTS.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-        let all = communicator.exchange(Purpose::SetCommunicator, &[&wanted[..], &own].concat(), deadline)?;
+        let all = communicator.exchange(SET_COMMUNICATOR, &[&wanted[..], &own].concat(), deadline)?;
         if all.iter().any(|other| !other.starts_with(&wanted)) {
             bail!(
                 Disagreement,

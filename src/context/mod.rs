@@ -135,8 +135,7 @@ impl ExecutionContext {
         let deadline = communicator.deadline();
         let bind = || CommunicatorBinding::to(Arc::clone(&self.engine), communicator, self.options, deadline);
         let binding = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, bind);
-        let binding = Arc::new(binding.map_err(|e| e.on_rank(communicator.origin_rank()))?);
-        self.setup = Arc::new(Setup { binding, shapes: Arc::clone(&self.setup.shapes) });
+        self.setup = Arc::new(Setup { binding: Arc::new(binding?), shapes: Arc::clone(&self.setup.shapes) });
         Ok(())
     }
 

@@ -5,12 +5,14 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::Memory;
 use super::setup::Setup;
 use super::shapes::Shapes;
-use crate::comm::{CallGroup, Purpose, Request, Signature};
+use crate::comm::{Checked, MAX_GROUPED_CALLS, Request};
 use crate::cuda::{CudaStream, call_out};
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
@@ -188,31 +190,31 @@ impl<'a> EngineRun<'a> {
     ///
     /// As [`layers`](Self::layers).
     unsafe fn group(&self, layers: &[LayerId]) -> Result<()> {
-        let engine = &*self.binding.engine;
-        let mut group = CallGroup::default();
-        let mut first = None;
+        let mut group = SmallVec::<[Checked<'_>; MAX_GROUPED_CALLS]>::new();
         for id in layers {
-            let (Role::Member(communicator), Some(call)) = (self.binding.role(*id), self.shapes.calls[id.index()])
-            else {
-                continue;
-            };
-            let layer = &engine.network.layers[id.index()];
-            let request = Request {
-                signature: Signature { purpose: Purpose::Collective, call },
-                label: engine.analysis.collectives[id.index()].as_ref().map(|resolved| resolved.subject.as_str()),
-                input: self.located(layer.inputs[0]),
-                output: self.located(layer.outputs[0]),
-                deadline: self.deadline,
-                stream: self.executor.stream(),
-            };
-            communicator.add_to_group(&mut group, request)?;
-            first.get_or_insert(communicator);
+            if let (role @ Role::Member(_), Some(request)) = (self.binding.role(*id), self.request(*id)) {
+                group.push(role.check(request)?);
+            }
         }
         // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.
         unsafe {
-            first.map_or(Ok(()), |communicator| communicator.run_group(&group))?;
+            Checked::run_group(&group)?;
             layers.iter().try_for_each(|&id| self.finish(id))
         }
+    }
+
+    /// This rank's part in the call of a DistCollective layer.
+    fn request(&self, id: LayerId) -> Option<Request<'_>> {
+        let engine = &*self.binding.engine;
+        let (resolved, call) = (engine.analysis.collectives[id.index()].as_ref()?, self.shapes.calls[id.index()]?);
+        let layer = &engine.network.layers[id.index()];
+        let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
+        Some(Request {
+            label: Some(&resolved.subject),
+            scratch: Some(self.addresses.scratch),
+            stream: self.executor.stream(),
+            ..Request::new(call, sides, self.deadline)
+        })
     }
 
     /// The address of a place of the memory plan. The plan keeps places apart that are in use at
@@ -372,16 +374,10 @@ impl<'a> EngineRun<'a> {
     ///
     /// As [`EngineRun::layer`].
     unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
-        let engine = &*self.binding.engine;
-        let resolved = engine.analysis.collectives[id.index()].as_ref();
-        let (Some(resolved), Some(call)) = (resolved, self.shapes.calls[id.index()]) else { return Ok(()) };
-        let layer = &engine.network.layers[id.index()];
-        let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
-        let role = self.binding.role(id);
-        role.check_spaces(&call, sides, self.executor).map_err(|e| e.about(|| resolved.subject.clone()))?;
+        let Some(request) = self.request(id) else { return Ok(()) };
         // SAFETY: the call was made for the shapes of these tensors, which
         // `Setup::check` has found right, or which lie in places of the memory plan.
-        unsafe { role.run(&call, &resolved.subject, sides, Some(self.addresses.scratch), self.deadline, self.executor) }
+        unsafe { self.binding.role(id).check(request)?.run() }
     }
 
     /// Runs a Concatenation layer: the elements of one input are rows of the output.

@@ -8,13 +8,16 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::ResolvedLayer;
-use crate::collective::Determinism;
-use crate::comm::{Communicator, Purpose};
+use crate::collective::{Determinism, Purpose, PurposeKind};
+use crate::comm::Communicator;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::util::text::{count_of, list_ranks};
+
+/// The comparison of plans.
+pub(crate) const SET_COMMUNICATOR: Purpose = Purpose::new("set_communicator", PurposeKind::Part);
 
 /// A collective call of a plan, as ranks compare it. Layer names may differ; errors show them.
 #[derive(Clone, Debug)]
@@ -50,7 +53,7 @@ impl PlannedCall {
             call += &format!(" sent as {wire_type}");
         }
         let determinism = collective.reduce_op().map(|_| layer.determinism);
-        PlannedCall { subject: layer.subject.clone(), call, determinism }
+        PlannedCall { subject: layer.subject.to_string(), call, determinism }
     }
 
     /// The call on a communicator, whose mode may be stricter than the layer's.
@@ -143,7 +146,7 @@ fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(
 ) -> Result<Vec<U>> {
     let damaged = |e| error!(System, "a rank sent a comparison that cannot be read").with_source(e);
     let bytes = postcard::to_stdvec(value).map_err(damaged)?;
-    let all = communicator.exchange(Purpose::SetCommunicator, &bytes, deadline)?;
+    let all = communicator.exchange(SET_COMMUNICATOR, &bytes, deadline)?;
     all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(damaged)).collect()
 }
 

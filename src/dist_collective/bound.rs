@@ -7,16 +7,14 @@ use std::time::{Duration, Instant};
 use super::agreement::{Needs, PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
 use crate::collective::{Call, Groups, InPlace, check_buffers};
-use crate::comm::{Communicator, Purpose, Request, Signature};
-use crate::cuda::CudaStream;
+use crate::comm::{Checked, Communicator, RawCollective, Request};
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
-use crate::executor::Executor;
 use crate::issue_order::Extent;
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
-use crate::stream::{Stream, Task, Watch, Work};
+use crate::stream::{Stream, Work};
 use crate::util::text::count_of;
 
 /// What one rank does in one layer.
@@ -67,59 +65,14 @@ impl Role {
         }
     }
 
-    /// Checks that the buffers that a call uses on this rank are in memory that the communicator
-    /// reaches from the executor.
-    pub(crate) fn check_spaces(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
+    /// Checks the buffers of a layer's call, for memory too. The call of an engine brings scratch
+    /// memory.
+    pub(crate) fn check<'a>(&'a self, request: Request<'a>) -> Result<Checked<'a>> {
         match self {
-            Role::Skip | Role::Identity => Ok(()),
-            Role::Member(communicator) => communicator.check_spaces(call, sides, executor.stream()),
-        }
-    }
-
-    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces).
-    fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
-        match self {
-            Role::Skip | Role::Identity => self.check_buffers(call, sides),
-            Role::Member(communicator) => communicator.check_operands(call, sides, executor.stream()),
-        }
-    }
-
-    /// Runs the layer's call, or enqueues it, on buffers that have passed
-    /// [`check_buffers`](Self::check_buffers) and [`check_spaces`](Self::check_spaces). The call of
-    /// an engine brings scratch memory.
-    ///
-    /// # Safety
-    ///
-    /// Until this returns, or what it enqueues is done, the buffers that the call uses on this rank
-    /// are valid for the lengths that it says, and used by no other code. So is scratch memory.
-    pub(crate) unsafe fn run(
-        &self,
-        call: &Call,
-        subject: &str,
-        [input, output]: [Address; 2],
-        scratch: Option<*mut [u8]>,
-        deadline: Instant,
-        executor: Executor<'_>,
-    ) -> Result<()> {
-        match self {
-            Role::Skip => Ok(()),
-            Role::Identity => {
-                // SAFETY: the caller's promise, and the buffers passed the check.
-                unsafe { executor.copy(input, output, call.block_bytes(), deadline) }
-                    .map_err(|e| e.about(|| subject.to_owned()))
-            }
-            Role::Member(communicator) => {
-                let signature = Signature { purpose: Purpose::Collective, call: *call };
-                let stream = executor.stream();
-                let request = Request { signature, label: Some(subject), input, output, deadline, stream };
-                // SAFETY: the caller's promise, and the buffers passed the check.
-                unsafe {
-                    match scratch {
-                        Some(scratch) => communicator.run_with_scratch(request, scratch),
-                        None => communicator.run_checked(request),
-                    }
-                }
-            }
+            Role::Member(communicator) => communicator.check_request(request),
+            Role::Identity => Checked::alone(request),
+            // There is nothing to copy.
+            Role::Skip => Checked::alone(Request { call: Call { block_elements: 0, ..request.call }, ..request }),
         }
     }
 }
@@ -158,7 +111,7 @@ impl<'a> Roles<'a> {
             None => Ok(()),
         };
         let result = result.and_then(|()| if layer.nb_rank > 1 { communicator.check_device() } else { Ok(()) });
-        result.map_err(|e| e.about(|| layer.subject.clone()))
+        result.map_err(|e| e.about(|| layer.subject.to_string()))
     }
 
     /// This rank's role in a layer that fits. Collective where the layer has groups.
@@ -262,7 +215,6 @@ impl DistCollectiveLayer {
             let call = PlannedCall::new(layer, data_type, None);
             if layer.is_identity() { vec![] } else { vec![call] }
         });
-        let on_rank = |e: Error| e.on_rank(communicator.origin_rank());
         let deadline = communicator.deadline();
         let bind = || {
             let calls = calls.as_deref().map_err(Clone::clone);
@@ -272,7 +224,7 @@ impl DistCollectiveLayer {
             let (communicator, runs) = (communicator.clone(), Runs::default());
             Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, runs })))
         };
-        communicator.in_turn(Extent::Communicator, &"bind", deadline, bind).map_err(on_rank)
+        communicator.in_turn(Extent::Communicator, &"bind", deadline, bind)
     }
 }
 
@@ -319,14 +271,18 @@ impl BoundLayer {
         Ok(RunOnShape { input, output, call: self.call(&input) })
     }
 
-    /// Checks the buffers of a run. It is not done again when the run's turn comes.
-    fn check(&self, call: &Call, sides: [Address; 2], executor: Executor<'_>) -> Result<()> {
-        self.0.role.check(call, sides, executor).map_err(|e| self.about(e))
+    /// A run on these buffers, which have passed the rules. That is not done again when its turn
+    /// comes.
+    fn check<'a>(&'a self, call: Call, sides: [Address; 2], stream: Option<&'a Stream>) -> Result<Checked<'a>> {
+        let Bound { layer, role, communicator, .. } = &*self.0;
+        let (label, stream) = (Some(&*layer.subject), stream.and_then(Stream::as_cuda));
+        let request = Request { label, stream, ..Request::new(call, sides, communicator.deadline()) };
+        role.check(request).map_err(|e| self.about(e))
     }
 
     /// Says in an error which rank and layer it is about.
     fn about(&self, error: Error) -> Error {
-        error.on_rank(self.0.communicator.origin_rank()).about(|| self.0.layer.subject.clone())
+        self.0.communicator.about(&self.0.layer.subject, error)
     }
 
     /// Where input and output may share memory on this rank.
@@ -398,23 +354,21 @@ impl BoundLayer {
         check("output", output, &output_shape, self.0.role.writes_output(&call)).map_err(about)?;
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
         let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
-        self.check(&call, sides, Executor::Caller)?;
+        let checked = self.check(call, sides, None)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
-        unsafe { self.run_here(&call, sides) }
+        unsafe { self.run_here(&checked) }
     }
 
-    /// Runs the layer on this thread, when its turn has come, on buffers that have passed
-    /// [`check`](Self::check).
+    /// Makes a call of the layer on this thread, when its turn has come.
     ///
     /// # Safety
     ///
-    /// As [`Role::run`].
-    unsafe fn run_here(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
-        let Bound { layer, role, communicator, .. } = &*self.0;
-        let (subject, deadline) = (&layer.subject, communicator.deadline());
+    /// As [`Checked::run`].
+    unsafe fn run_here(&self, checked: &Checked<'_>) -> Result<()> {
+        let Bound { layer, communicator, .. } = &*self.0;
         // SAFETY: the caller's promise.
-        let run = || unsafe { role.run(call, subject, sides, None, deadline, Executor::Caller) };
-        communicator.in_turn(Extent::WithGroups, subject, deadline, run).map_err(|e| self.about(e))
+        let run = || unsafe { checked.run() };
+        communicator.in_turn(Extent::WithGroups, &layer.subject, checked.deadline(), run).map_err(|e| self.about(e))
     }
 
     /// Runs the layer on raw addresses on a stream, as a plugin's enqueue does. They are in the
@@ -437,57 +391,18 @@ impl BoundLayer {
         output: *mut u8,
         dims: &[usize],
         stream: &Stream,
-    ) -> Result<Work<LayerTask>> {
+    ) -> Result<Work<RawCollective>> {
         let call = self.take_of_run(dims, |run| run.call).map_err(|e| self.about(e))?;
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        self.check(&call, sides, Executor::of(stream.as_cuda()))?;
+        let checked = self.check(call, sides, Some(stream))?;
         if stream.is_inline() {
-            // SAFETY: the caller's promise, and the buffers have passed the check.
-            return Ok(Work::ended(LayerTask(None), unsafe { self.run_here(&call, sides) }));
+            // SAFETY: the caller's promise.
+            return Ok(Work::ended(RawCollective::default(), unsafe { self.run_here(&checked) }));
         }
-        let run = EnqueuedRun { bound: self.clone(), call, sides, deadline: self.0.communicator.deadline() };
-        let order = self.0.communicator.order(Extent::WithGroups);
-        Ok(stream.submit(LayerTask(Some(Box::new(run))), Some(order), None))
-    }
-}
-
-/// A layer's run on raw addresses, which a [`Work`] owns. It is empty if the enqueueing call has
-/// run the layer itself.
-#[derive(Debug)]
-pub struct LayerTask(Option<Box<EnqueuedRun>>);
-
-#[derive(Debug)]
-struct EnqueuedRun {
-    bound: BoundLayer,
-    call: Call,
-    sides: [Address; 2],
-    deadline: Instant,
-}
-
-// SAFETY: the caller of `enqueue` promised that the addresses are valid until the work is done, on
-// any thread.
-unsafe impl Send for LayerTask {}
-// SAFETY: a shared reference gives no way to the addresses.
-unsafe impl Sync for LayerTask {}
-
-impl Task for LayerTask {
-    fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        let Some(run) = &self.0 else { return Ok(()) };
-        let Bound { layer, role, communicator, .. } = &*run.bound.0;
-        // SAFETY: the promise of `enqueue`, which has checked the buffers.
-        unsafe { role.run(&run.call, &layer.subject, run.sides, None, run.deadline, Executor::of(stream)) }
-            .map_err(|e| e.on_rank(communicator.origin_rank()))
-    }
-
-    fn label(&self, error: Error) -> Error {
-        match &self.0 {
-            Some(run) => run.bound.about(error),
-            None => error,
-        }
-    }
-
-    fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        self.0.as_ref().map(|run| (run.bound.0.communicator.watch(), run.deadline))
+        let Bound { layer, role, communicator, .. } = &*self.0;
+        let member = if let Role::Member(member) = role { member } else { communicator };
+        let task = RawCollective::new(member, &checked, Some(Arc::clone(&layer.subject)));
+        Ok(stream.submit(task, Some(communicator.order(Extent::WithGroups)), None))
     }
 }

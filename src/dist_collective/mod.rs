@@ -5,10 +5,12 @@ mod agreement;
 mod bound;
 mod typed;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-pub(crate) use agreement::{Agreement, Needs, PlannedCall, agree};
-pub use bound::{BoundLayer, LayerTask};
+pub(crate) use agreement::{Agreement, Needs, PlannedCall, SET_COMMUNICATOR, agree};
+pub use bound::BoundLayer;
 pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};
 
@@ -306,7 +308,7 @@ impl DistCollectiveLayer {
                 groups: self.groups.clone(),
                 determinism: self.determinism,
                 wire_type: self.wire_type,
-                subject: self.subject(),
+                subject: self.subject().into(),
             }),
             _ => Err(mistakes),
         }
@@ -425,7 +427,7 @@ pub(crate) struct ResolvedLayer {
     pub(crate) determinism: Determinism,
     pub(crate) wire_type: Option<WireType>,
     /// `layer "grad_sync" (all_reduce)`.
-    pub(crate) subject: String,
+    pub(crate) subject: Arc<str>,
 }
 
 impl ResolvedLayer {
@@ -451,7 +453,7 @@ impl ResolvedLayer {
     /// The shape of the output, with the input in the error.
     pub(crate) fn output_shape(&self, data_type: DataType, input: &Shape) -> Result<Shape> {
         output_shape(self.collective.operation(), self.nb_rank as usize, input).map_err(|e| {
-            Error::new(e.kind(), format!("{e}; input is {data_type} {input}")).about(|| self.subject.clone())
+            Error::new(e.kind(), format!("{e}; input is {data_type} {input}")).about(|| self.subject.to_string())
         })
     }
 }

@@ -348,7 +348,7 @@ impl EngineInner {
     pub(crate) fn first_collective(&self) -> Option<&str> {
         let mut collectives =
             self.analysis.schedule.iter().filter_map(|id| self.analysis.collectives[id.index()].as_ref());
-        collectives.find(|c| !c.is_identity()).map(|c| c.subject.as_str())
+        collectives.find(|c| !c.is_identity()).map(|c| &*c.subject)
     }
 }
 

@@ -14,7 +14,8 @@ use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
 use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, Purpose, timeout_or};
+use crate::collective::Purpose;
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, timeout_or};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
@@ -220,7 +221,7 @@ impl EnvironmentBuilder {
         let endpoint = match &discovery.rendezvous {
             RendezvousPoint::Machine => {
                 let host = connecting.host_communicator(job)?;
-                let exchange = |bytes: &[u8]| host.exchange(Purpose::Initialize, bytes, deadline);
+                let exchange = |bytes: &[u8]| host.exchange(Purpose::INITIALIZE, bytes, deadline);
                 let agreement = Agreement::of_ranks(&exchange(&info)?)?;
                 let communicator = match agreement.backend {
                     AgreedBackend::Host => host,

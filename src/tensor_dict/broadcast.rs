@@ -11,8 +11,8 @@ use super::options::{BroadcastOptions, BroadcastProgress, DEFAULT_GROUP};
 use super::payload::{Piece, pieces};
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
 use super::tensor::Tensor;
-use crate::collective::{Call, Collective};
-use crate::comm::{BackendKind, Communicator, Purpose, Request, Signature};
+use crate::collective::{Call, Collective, Purpose, PurposeKind};
+use crate::comm::{BackendKind, Communicator, Request};
 use crate::cuda::{CudaStream, Device};
 use crate::data_type::DataType;
 use crate::environment::Environment;
@@ -26,6 +26,7 @@ use crate::util::text::count_of;
 
 /// The call, as errors name it.
 const NAME: &str = "broadcast_tensor_dict";
+pub(super) const PURPOSE: Purpose = Purpose::new(NAME, PurposeKind::Part);
 
 impl Communicator {
     /// Gives every rank the tensors of the source's dictionary. Collective.
@@ -190,7 +191,7 @@ impl Broadcast {
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.communicator.origin_rank()).about(|| NAME.to_owned())
+        self.communicator.about(&NAME, error)
     }
 
     /// The whole broadcast, in this rank's turn.
@@ -288,7 +289,7 @@ impl Broadcast {
     }
 
     fn gather(&self, words: Words) -> Result<Vec<Words>> {
-        self.communicator.gather_words(Purpose::TensorDict, words, self.deadline)
+        self.communicator.gather_words(PURPOSE, words, self.deadline)
     }
 
     /// What this rank found, if every rank accepts; else each rank's own error, or that of the
@@ -300,7 +301,7 @@ impl Broadcast {
         let said = own.as_ref().err().map_or_else(Vec::new, |error| {
             std::iter::once(kind(error)).chain(error.to_string().into_bytes()).collect()
         });
-        let all = self.communicator.exchange(Purpose::TensorDict, &said, self.deadline)?;
+        let all = self.communicator.exchange(PURPOSE, &said, self.deadline)?;
         own?;
         let (kind, text) = all[first].split_first().unwrap_or((&0, &[]));
         let kind = ErrorKind::ALL.get(usize::from(*kind)).copied().unwrap_or(ErrorKind::System);
@@ -448,15 +449,8 @@ impl Broadcast {
     /// receiver may write them, and nothing else reads them.
     unsafe fn broadcast(&self, address: Address, byte_len: usize) -> Result<()> {
         let collective = Collective::Broadcast { root: GroupRank(self.options.src.0) };
-        let call = Call::of_blocks(collective, DataType::Uint8, byte_len);
-        let request = Request {
-            signature: Signature { purpose: Purpose::TensorDict, call },
-            label: Some(NAME),
-            input: address,
-            output: address,
-            deadline: self.deadline,
-            stream: None,
-        };
+        let call = Call::of_blocks(collective, DataType::Uint8, byte_len).for_purpose(PURPOSE);
+        let request = Request { label: Some(NAME), ..Request::new(call, [address; 2], self.deadline) };
         // SAFETY: the caller's promise. The root of a broadcast in place only reads.
         unsafe { self.communicator.run(request) }
     }
@@ -516,7 +510,7 @@ mod tests {
             communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
             calls.take()
         };
-        let call = |call: &str| format!("run broadcast_tensor_dict ({call})");
+        let call = |call: &str| format!("broadcast_tensor_dict: {call}");
         let hello = call("all_gather of 7 int64");
         let pieces = [4 << 20, 36].map(|len| call(&format!("broadcast from group rank 0 of {len} uint8")));
         assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());

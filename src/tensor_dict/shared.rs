@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::TensorDict;
-use super::broadcast::Broadcast;
+use super::broadcast::{Broadcast, PURPOSE};
 use super::payload::PIECE_BYTES;
 use super::read_only::ReadOnly;
 use super::schema::Schema;
@@ -77,6 +77,6 @@ impl Broadcast {
     }
 
     fn share_memory(&self, byte_len: usize, fill: Option<&mut Fill<'_>>) -> Result<ReadOnlyMemory> {
-        self.communicator.share_memory(byte_len, GroupRank(self.options.src.0), fill, self.deadline)
+        self.communicator.share_memory(PURPOSE, byte_len, GroupRank(self.options.src.0), fill, self.deadline)
     }
 }

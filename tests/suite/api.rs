@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use distcollective::collective::{GroupRank, Partition};
 use distcollective::comm::{CommunicatorBuilder, NcclId, Operands, RawCollective};
 use distcollective::context::Bindings;
-use distcollective::dist_collective::{BoundLayer, LayerTask};
+use distcollective::dist_collective::BoundLayer;
 use distcollective::engine::Inspection;
 use distcollective::network::{Layer, Plugin, PluginCall, PluginRegistry, Shuffle};
 use distcollective::tensor::{MemorySpace, Shape, TensorView, TensorViewMut, bf16, f16};
@@ -43,7 +43,6 @@ fn public_types_are_send_and_sync() {
         both::<Operands>();
         both::<Partition>();
         both::<PluginRegistry>();
-        both::<LayerTask>();
         both::<RawCollective>();
         both::<Shuffle>();
         both::<Stream>();

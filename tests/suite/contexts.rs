@@ -496,5 +496,5 @@ fn errors_with_operands_are_errors_for_threads() {
     fn is_error<T: std::error::Error + Send + Sync + 'static>() {}
     is_error::<distcollective::stream::EnqueueError<Bindings>>();
     is_error::<distcollective::stream::EnqueueError<distcollective::comm::Operands>>();
-    is_error::<distcollective::stream::EnqueueError<distcollective::dist_collective::LayerTask>>();
+    is_error::<distcollective::stream::EnqueueError<distcollective::comm::RawCollective>>();
 }

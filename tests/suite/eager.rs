@@ -473,6 +473,16 @@ fn different_byte_calls_are_a_disagreement() {
         let text = error.expect_err("the calls differ").to_string();
         assert!(text.contains("rank 0 calls all_gather_bytes; rank 1 calls gather_bytes"), "{text}");
     }
+
+    // A root waits for no rank, so each gets the error from its next call.
+    let errors = on_ranks(2, |communicator| {
+        communicator.broadcast_bytes(&mut vec![1], communicator.rank()).and_then(|()| communicator.barrier())
+    });
+    for error in errors {
+        let text = error.expect_err("the roots differ").to_string();
+        let call = |root| format!("broadcast_bytes (broadcast from group rank {root} of 1 int64)");
+        assert!(text.contains(&format!("rank 0 calls {}; rank 1 calls {}", call(0), call(1))), "{text}");
+    }
 }
 
 #[test]

@@ -104,7 +104,7 @@ extern "C" fn dcl_bound_layer_enqueue(
             // SAFETY: the header requires memory that is long enough, and that the caller leaves
             // alone until the run ends.
             let work = unsafe { bound.bound.enqueue(input, output, shape.as_slice(), stream)? };
-            Ok(AnyWork::Layer(work))
+            Ok(AnyWork::Collective(work))
         })
     })
 }

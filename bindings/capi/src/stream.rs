@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dcl::comm::{Messages, RawCollective, Received};
-use dcl::dist_collective::LayerTask;
 use dcl::{Error, ErrorKind, Stream, Work};
 
 use super::arguments::{OutPointer, VoidPointer, timeout, unsigned};
@@ -57,7 +56,6 @@ impl Object for CWork {
 /// Work of any kind of call.
 pub(super) enum AnyWork {
     Run(RunWork),
-    Layer(Work<LayerTask>),
     Collective(Work<RawCollective>),
     Messages(Work<Messages>),
     Broadcast(Arc<BroadcastWork>),
@@ -67,7 +65,6 @@ impl AnyWork {
     fn is_done(&self) -> bool {
         match self {
             AnyWork::Run(run) => run.work.is_done(),
-            AnyWork::Layer(work) => work.is_done(),
             AnyWork::Collective(work) => work.is_done(),
             AnyWork::Messages(work) => work.is_done(),
             AnyWork::Broadcast(work) => work.is_done(),
@@ -78,7 +75,6 @@ impl AnyWork {
     fn is_settled(&self) -> bool {
         match self {
             AnyWork::Run(run) => run.work.is_settled(),
-            AnyWork::Layer(work) => work.is_settled(),
             AnyWork::Collective(work) => work.is_settled(),
             AnyWork::Messages(work) => work.is_settled(),
             AnyWork::Broadcast(work) => work.is_settled(),
@@ -88,7 +84,6 @@ impl AnyWork {
     fn check_wait(&self) -> Result<()> {
         Ok(match self {
             AnyWork::Run(run) => run.work.check_wait(),
-            AnyWork::Layer(work) => work.check_wait(),
             AnyWork::Collective(work) => work.check_wait(),
             AnyWork::Messages(work) => work.check_wait(),
             AnyWork::Broadcast(work) => return work.check_wait(),
@@ -107,7 +102,6 @@ impl AnyWork {
         let goes_on = ControlFlow::Continue;
         match self {
             AnyWork::Run(run) => run.wait(timeout).map_or_else(|run| goes_on(AnyWork::Run(*run)), of),
-            AnyWork::Layer(work) => work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Layer(work)), of),
             AnyWork::Collective(work) => {
                 work.wait_timeout(timeout).map_or_else(|work| goes_on(AnyWork::Collective(work)), of)
             }

@@ -25,7 +25,7 @@ impl Communicator {
 
     /// Says in an error which rank and operation it is about.
     pub(super) fn label(&self, collective: &Collective<Rank>, error: Error) -> Error {
-        error.on_rank(self.origin_rank()).about(|| collective.operation().to_string())
+        self.about(&collective.operation(), error)
     }
 
     fn checked_call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::arguments::given;
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::{Communicator, RawCollective};
+use crate::comm::{Communicator, RawCollective, Request};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
 use crate::issue_order::Extent;
@@ -24,13 +24,13 @@ pub struct Operands {
     /// and all_gather. Empty on a rank that has no list, and absent in all other calls.
     pub list: Option<Vec<Buffer>>,
     /// The call on these buffers, until it is done.
-    task: Option<RawCollective>,
+    task: RawCollective,
 }
 
 impl Operands {
     /// One buffer for input and another for output.
     pub fn new(input: impl Into<Option<Buffer>>, output: impl Into<Option<Buffer>>) -> Self {
-        Operands { input: input.into(), output: output.into(), list: None, task: None }
+        Operands { input: input.into(), output: output.into(), list: None, task: RawCollective::default() }
     }
 
     /// One buffer, and a list with one for each rank, for the list form of scatter (which has no
@@ -219,7 +219,7 @@ impl Communicator {
     ) -> AsyncResult {
         match self.own_task(collective, &mut operands, stream) {
             Ok(task) => {
-                operands.task = Some(task);
+                operands.task = task;
                 Ok(stream.submit(operands, Some(self.order(Extent::Communicator)), None))
             }
             Err(error) => Err(EnqueueError::new(error, operands)),
@@ -237,34 +237,32 @@ impl Communicator {
         if let Some(list) = &mut operands.list {
             let list = list.iter_mut().map(|buffer| *TensorViewMut::from(buffer).raw()).collect();
             let one = if matches!(collective, Collective::Scatter { .. }) { output } else { input };
-            return self.list_task(collective, one, Some(list), stream);
+            return self.list_task(collective, one, Some(list), None, stream);
         }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));
         let [input, output] = [input.as_ref(), output.as_ref()];
         let call = self.call(collective, given(input), given(output))?;
-        RawCollective::new(self, call, self.addresses([input, output]), stream)
+        let request = Request::new(call, self.addresses([input, output]), self.deadline());
+        RawCollective::checked(self, Request { stream: stream.as_cuda(), ..request })
     }
 }
 
 impl Task for Operands {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // The addresses are those of the buffers beside the call, whose lengths it has compared.
-        self.task.as_mut().map_or(Ok(()), |task| task.run(stream))
+        self.task.run(stream)
     }
 
     fn label(&self, error: Error) -> Error {
-        match &self.task {
-            Some(task) => task.label(error),
-            None => error,
-        }
+        self.task.label(error)
     }
 
     fn finish(&mut self) {
-        self.task = None;
+        self.task = RawCollective::default();
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        self.task.as_ref()?.watch()
+        self.task.watch()
     }
 }

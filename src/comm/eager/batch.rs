@@ -228,7 +228,7 @@ impl Communicator {
             // SAFETY: the caller's promise.
             unsafe { self.run_message(name, &request) }
         });
-        delivery.map(Received::of).map_err(|error| self.label_message(name, error))
+        delivery.map(Received::of).map_err(|error| self.about(&name, error))
     }
 
     fn begin_one(
@@ -274,7 +274,7 @@ impl Communicator {
         });
         let requests = match checked {
             Ok(requests) => requests,
-            Err(error) => return Err(EnqueueError::new(self.label_message(name, error), content)),
+            Err(error) => return Err(EnqueueError::new(self.about(&name, error), content)),
         };
         let deadline = self.deadline();
         let received = vec![None; requests.len()];
@@ -394,7 +394,7 @@ impl<T: Owner> Task for Messages<T> {
 
     fn label(&self, error: Error) -> Error {
         match &self.call {
-            Some(call) => call.communicator.label_message(call.name, error),
+            Some(call) => call.communicator.about(&call.name, error),
             None => error,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::arguments::given;
 use crate::collective::{Call, Collective, ReduceOperation};
-use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::comm::{Communicator, Request};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::issue_order::Extent;
@@ -257,13 +257,10 @@ impl Communicator {
     ///
     /// The buffers that the call uses on this rank are valid for the lengths that it says, and used
     /// by nothing else during the call.
-    unsafe fn run_in_turn(&self, call: &Call, [input, output]: [Address; 2]) -> Result<()> {
+    unsafe fn run_in_turn(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
         let deadline = self.deadline();
-        let signature = Signature { purpose: Purpose::Collective, call: *call };
-        let request = Request { signature, label: None, input, output, deadline, stream: None };
         // SAFETY: the caller's promise.
-        let run = || unsafe { self.run(request) };
+        let run = || unsafe { self.run(Request::new(*call, sides, deadline)) };
         self.in_turn(Extent::Communicator, &call.collective.operation(), deadline, run)
-            .map_err(|error| error.on_rank(self.origin_rank()))
     }
 }

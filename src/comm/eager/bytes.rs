@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use super::arguments::given;
-use crate::collective::Collective;
-use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::collective::{Collective, Purpose, PurposeKind};
+use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
@@ -18,6 +18,11 @@ const MOST_BYTES: usize = 1 << 30;
 /// The most bytes of all ranks together that travel in one collective, where all ranks have parts
 /// of one length.
 const ROUND_BYTES: usize = 16 << 20;
+
+const BROADCAST: Purpose = Purpose::new("broadcast_bytes", PurposeKind::Part);
+const ALL_GATHER: Purpose = Purpose::new("all_gather_bytes", PurposeKind::Part);
+const GATHER: Purpose = Purpose::new("gather_bytes", PurposeKind::Part);
+const SCATTER: Purpose = Purpose::new("scatter_bytes", PurposeKind::Part);
 
 /// # Bytes of unknown length
 ///
@@ -54,7 +59,7 @@ impl Communicator {
     pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: impl Into<Rank>) -> Result<()> {
         let root = root.into();
         let is_root = self.rank() == root;
-        let exchange = BytesExchange::new(self, Purpose::BroadcastBytes);
+        let exchange = BytesExchange::new(self, BROADCAST);
         exchange.check_arguments(Some(root), is_root.then_some(bytes.len()))?;
         exchange.in_turn(|| {
             let mut len = [bytes.len() as i64];
@@ -79,7 +84,7 @@ impl Communicator {
     /// `InvalidArgument`: the bytes are more than 1 GiB. All others are in the contract of
     /// [`Communicator`].
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let exchange = BytesExchange::new(self, Purpose::AllGatherBytes);
+        let exchange = BytesExchange::new(self, ALL_GATHER);
         exchange.check_arguments(None, Some(bytes.len()))?;
         exchange.in_turn(|| exchange.gather(Collective::AllGather, bytes, true))
     }
@@ -93,7 +98,7 @@ impl Communicator {
     pub fn gather_bytes(&self, bytes: &[u8], root: impl Into<Rank>) -> Result<Option<Vec<Vec<u8>>>> {
         let root = root.into();
         let is_root = self.rank() == root;
-        let exchange = BytesExchange::new(self, Purpose::GatherBytes);
+        let exchange = BytesExchange::new(self, GATHER);
         exchange.check_arguments(Some(root), Some(bytes.len()))?;
         let gathered = exchange.in_turn(|| exchange.gather(Collective::Gather { root }, bytes, is_root))?;
         Ok(is_root.then_some(gathered))
@@ -111,7 +116,7 @@ impl Communicator {
         let root = root.into();
         let is_root = self.rank() == root;
         let list: Vec<&[u8]> = list.filter(|_| is_root).unwrap_or_default().iter().map(AsRef::as_ref).collect();
-        let exchange = BytesExchange::new(self, Purpose::ScatterBytes);
+        let exchange = BytesExchange::new(self, SCATTER);
         exchange.check_arguments(Some(root), list.iter().map(|bytes| bytes.len()).max())?;
         let n = self.world_size() as usize;
         if is_root && list.len() != n {
@@ -137,7 +142,7 @@ impl<'a> BytesExchange<'a> {
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.communicator.origin_rank()).about(|| self.purpose.name().to_owned())
+        self.communicator.about(&self.purpose.name(), error)
     }
 
     /// Checks what this rank's arguments show.
@@ -179,12 +184,10 @@ impl<'a> BytesExchange<'a> {
         let (communicator, output) = (self.communicator, output.as_mut().map(TensorViewMut::raw));
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.as_ref().map(TensorView::raw).or(output.filter(|_| can_use_output));
-        let call = communicator.call(collective, given(input), given(output))?;
-        let [input, output] = communicator.addresses([input, output]);
-        let signature = Signature { purpose: self.purpose, call };
-        let request = Request { signature, label: None, input, output, deadline: self.deadline, stream: None };
+        let call = communicator.call(collective, given(input), given(output))?.for_purpose(self.purpose);
+        let sides = communicator.addresses([input, output]);
         // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { communicator.run(request) }
+        unsafe { communicator.run(Request::new(call, sides, self.deadline)) }
     }
 
     /// How many bytes of one rank travel in one round.
@@ -290,7 +293,7 @@ mod tests {
                 let failed = match communicator.rank() {
                     Rank(0) => communicator.broadcast_bytes(&mut bytes, root),
                     _ => {
-                        let exchange = BytesExchange::new(&communicator, Purpose::BroadcastBytes);
+                        let exchange = BytesExchange::new(&communicator, BROADCAST);
                         let announce = || exchange.run(Collective::Broadcast { root }, None, Some((&mut [len]).into()));
                         exchange.in_turn(announce).and_then(|()| communicator.barrier())
                     }
@@ -308,7 +311,7 @@ mod tests {
     #[test]
     fn bytes_over_the_limit_are_an_argument_error() {
         let communicator = Communicator::in_process(1).expect("a rank").remove(0);
-        let exchange = BytesExchange::new(&communicator, Purpose::GatherBytes);
+        let exchange = BytesExchange::new(&communicator, GATHER);
         assert!(exchange.check_arguments(None, Some(MOST_BYTES)).is_ok());
         let error = exchange.check_arguments(None, Some(MOST_BYTES + 1)).expect_err("one too many");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);

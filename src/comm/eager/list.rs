@@ -1,17 +1,15 @@
 //! The list forms of scatter, gather and all_gather: one tensor for each rank, in place of one that
 //! holds all of them.
 
-use std::ops::Range;
-
 use super::arguments::given;
 use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
-use crate::collective::{Call, Collective, check_wire_type, overlap};
-use crate::comm::Communicator;
+use crate::collective::{Call, Collective, check_wire_type};
+use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
-use crate::moved_type::TransferType;
+use crate::moved_type::{MovedType, TransferType};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{Stream, Work};
 use crate::util::text::count_of;
@@ -176,8 +174,8 @@ impl Communicator {
         let (space, carried) = (self.space(), block_elements * data_type.carrier_count());
         let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
         let list = list.iter().map(raw).collect();
-        let task = self.list_task(collective, Some(raw(&one)), Some(list), stream)?;
-        Ok(stream.submit(task.moving(data_type.moved()), Some(self.order(Extent::Communicator)), None))
+        let task = self.list_task(collective, Some(raw(&one)), Some(list), data_type.moved(), stream)?;
+        Ok(stream.submit(task, Some(self.order(Extent::Communicator)), None))
     }
 
     /// The views of a list that is written.
@@ -197,7 +195,7 @@ impl Communicator {
         list: Option<Vec<RawTensor>>,
     ) -> Result<()> {
         let stream = Stream::inline();
-        let task = self.list_task(collective, one, list, &stream)?;
+        let task = self.list_task(collective, one, list, None, &stream)?;
         let work = stream.submit(task, Some(self.order(Extent::Communicator)), None);
         work.wait().map(drop).map_err(Error::from)
     }
@@ -208,9 +206,10 @@ impl Communicator {
         collective: Collective<Rank>,
         one: Option<RawTensor>,
         list: Option<Vec<RawTensor>>,
+        only_moved: Option<MovedType>,
         stream: &Stream,
     ) -> Result<RawCollective> {
-        self.checked_list(collective, one, list, stream).map_err(|error| self.label(&collective, error))
+        self.checked_list(collective, one, list, only_moved, stream).map_err(|error| self.label(&collective, error))
     }
 
     fn checked_list(
@@ -218,6 +217,7 @@ impl Communicator {
         collective: Collective<Rank>,
         one: Option<RawTensor>,
         list: Option<Vec<RawTensor>>,
+        only_moved: Option<MovedType>,
         stream: &Stream,
     ) -> Result<RawCollective> {
         let (n, rank) = (self.world_size() as usize, GroupRank(self.rank().0));
@@ -257,48 +257,9 @@ impl Communicator {
         let [input, output] = [input.as_ref(), output.as_ref()];
         let call = self.call(collective, given(input), given(output))?;
         let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
-        self.check_list(&call, &blocks, one, is_scatter, stream)?;
-        Ok(RawCollective::of_list(self, call, self.addresses([input, output]), blocks))
-    }
-
-    /// Checks addresses, alignment and overlap of a list and the other side.
-    fn check_list(
-        &self,
-        call: &Call,
-        blocks: &[Address],
-        one: Option<RawTensor>,
-        is_scatter: bool,
-        stream: &Stream,
-    ) -> Result<()> {
-        let (block, align) = (call.block_bytes(), call.data_type.byte_len());
-        let one = one.map(|one| one.located());
-        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
-        // A rank without a list uses the other side.
-        for address in blocks.iter().chain(blocks.is_empty().then_some(&none)) {
-            let sides = if is_scatter { [*address, one.unwrap_or(none)] } else { [one.unwrap_or(none), *address] };
-            self.check_spaces(call, sides, stream.as_cuda())?;
-        }
-        if block == 0 {
-            return Ok(());
-        }
-        let used = blocks.iter().chain(&one);
-        if let Some(wrong) = used.clone().find(|address| address.addr() == 0 || address.addr() % align != 0) {
-            let why = if wrong.addr() == 0 { "null".to_owned() } else { format!("not aligned to {align} bytes") };
-            bail!(InvalidBuffer, "a buffer at {:#x} is {why}, and this rank uses it ({block} bytes)", wrong.addr());
-        }
-        // Inputs may be the same tensor.
-        let mut ranges: Vec<Range<usize>> = blocks.iter().map(|at| at.addr()..at.addr() + block).collect();
-        if let Some(one) = one {
-            let one = one.addr()..one.addr() + block;
-            if ranges.iter().any(|range| overlap(range, &one)) {
-                bail!(InvalidBuffer, "a tensor of the list overlaps the call's other buffer");
-            }
-        }
-        ranges.sort_by_key(|range| range.start);
-        if !is_scatter && ranges.windows(2).any(|pair| overlap(&pair[0], &pair[1])) {
-            bail!(InvalidBuffer, "two tensors of the output list overlap");
-        }
-        Ok(())
+        let request = Request::new(Call { only_moved, ..call }, self.addresses([input, output]), self.deadline());
+        let checked = self.check_request(Request { blocks: Some(&blocks), stream: stream.as_cuda(), ..request })?;
+        Ok(RawCollective::new(self, &checked, None))
     }
 }
 

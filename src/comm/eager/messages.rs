@@ -124,7 +124,7 @@ impl Communicator {
             // SAFETY: the view borrows the bytes during the call.
             unsafe { self.run_message("send", &message) }
         });
-        sent.map(drop).map_err(|error| self.label_message("send", error))
+        sent.map(drop).map_err(|error| self.about(&"send", error))
     }
 
     /// Receives a message with a tag from 0 to [`MAX_TAG`] into the beginning of a buffer. `src` is
@@ -145,7 +145,7 @@ impl Communicator {
             // SAFETY: the view borrows the bytes during the call.
             unsafe { self.run_message("recv", &message) }
         });
-        received.map(Received::of).map_err(|error| self.label_message("recv", error))
+        received.map(Received::of).map_err(|error| self.about(&"recv", error))
     }
 
     /// The message that a backend gets: to `dst` if there is one, else from `src`. Checks what the
@@ -198,10 +198,5 @@ impl Communicator {
             return Ok(());
         }
         bail!(InvalidBuffer, "the buffer is in {space}, and the communicator on {own}")
-    }
-
-    /// Says in an error which rank and call it is about.
-    pub(super) fn label_message(&self, name: &str, error: Error) -> Error {
-        error.on_rank(self.origin_rank()).about(|| name.to_owned())
     }
 }

@@ -1,35 +1,43 @@
 //! Calls on raw addresses, for engines that have memory of their own.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::collective::{Call, Collective};
-use crate::comm::{Communicator, Purpose, Request, Signature};
+use crate::collective::{Call, Collective, Purpose};
+use crate::comm::{Backend, Checked, Communicator, Request};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail};
 use crate::issue_order::Extent;
 use crate::memory::Address;
-use crate::moved_type::{MovedType, TransferType};
+use crate::moved_type::TransferType;
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
-/// A collective on raw addresses, which have been checked, or a barrier.
-#[derive(Debug)]
-pub struct RawCollective {
-    communicator: Communicator,
-    signature: Signature,
+/// A collective on raw addresses, a layer's run on them, or a barrier. It is empty if the
+/// enqueueing call has run it itself.
+#[derive(Debug, Default)]
+pub struct RawCollective(Option<RawCall>);
+
+/// A call that has passed the rules.
+struct RawCall {
+    backend: Arc<dyn Backend>,
+    /// Whether the rank is alone in the call; see [`Checked`].
+    is_alone: bool,
+    call: Call,
     sides: [Address; 2],
-    /// The blocks of a list form.
     blocks: Option<Vec<Address>>,
     deadline: Instant,
+    /// The layer that makes the call.
+    subject: Option<Arc<str>>,
 }
 
 // SAFETY: `enqueue`'s caller promised that the addresses are valid until the work is done, on any
 // thread; those of `Operands` are of buffers that the work owns.
-unsafe impl Send for RawCollective {}
+unsafe impl Send for RawCall {}
 // SAFETY: a shared reference gives no way to the addresses.
-unsafe impl Sync for RawCollective {}
+unsafe impl Sync for RawCall {}
 
 impl Communicator {
     /// Any of the eight operations on raw addresses, on a stream. The addresses are in the memory
@@ -77,7 +85,8 @@ impl Communicator {
         let call = Call { only_moved: data_type.moved(), ..call };
         let space = self.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        Ok(stream.submit(RawCollective::new(self, call, sides, stream)?, Some(self.order(Extent::Communicator)), None))
+        let request = Request { stream: stream.as_cuda(), ..Request::new(call, sides, self.deadline()) };
+        Ok(stream.submit(RawCollective::checked(self, request)?, Some(self.order(Extent::Communicator)), None))
     }
 
     /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
@@ -89,10 +98,8 @@ impl Communicator {
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
     pub fn enqueue_barrier(&self, stream: &Stream) -> Result<Work<RawCollective>> {
-        let Request { signature, input, output, deadline, .. } = Request::barrier(Purpose::Barrier, self.deadline());
-        let sides = [input, output];
-        let task = RawCollective { communicator: self.clone(), signature, sides, blocks: None, deadline };
-        Ok(stream.submit(task.checked(stream)?, Some(self.order(Extent::Communicator)), None))
+        let request = Request { stream: stream.as_cuda(), ..Request::barrier(Purpose::BARRIER, self.deadline()) };
+        Ok(stream.submit(RawCollective::checked(self, request)?, Some(self.order(Extent::Communicator)), None))
     }
 
     /// Checks that the operation takes the type, and that memory can hold a block for each rank.
@@ -124,60 +131,62 @@ impl Communicator {
 impl RawCollective {
     /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
     /// runs.
-    pub(super) fn new(communicator: &Communicator, call: Call, sides: [Address; 2], stream: &Stream) -> Result<Self> {
-        Self::of_user(communicator, call, sides, None).checked(stream)
+    pub(super) fn checked(communicator: &Communicator, request: Request<'_>) -> Result<Self> {
+        let checked = communicator.check_request(request).map_err(|e| communicator.about(&request.call, e))?;
+        Ok(RawCollective::new(communicator, &checked, None))
     }
 
-    /// A call on a list of blocks. The caller has checked memory, alignment and overlap.
-    pub(super) fn of_list(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Vec<Address>) -> Self {
-        Self::of_user(communicator, call, sides, Some(blocks))
+    /// The work of a checked call, of a layer if it has a subject.
+    pub(crate) fn new(communicator: &Communicator, checked: &Checked<'_>, subject: Option<Arc<str>>) -> Self {
+        let Request { call, input, output, blocks, deadline, .. } = checked.request;
+        RawCollective(Some(RawCall {
+            backend: Arc::clone(&communicator.backend),
+            is_alone: checked.backend.is_none(),
+            call,
+            sides: [input, output],
+            blocks: blocks.map(<[Address]>::to_vec),
+            deadline,
+            subject,
+        }))
     }
+}
 
-    /// The call on bytes of a type that only moves.
-    pub(super) fn moving(mut self, only_moved: Option<MovedType>) -> Self {
-        self.signature.call.only_moved = only_moved;
-        self
-    }
-
-    fn of_user(communicator: &Communicator, call: Call, sides: [Address; 2], blocks: Option<Vec<Address>>) -> Self {
-        let signature = Signature { purpose: Purpose::Collective, call };
-        let (communicator, deadline) = (communicator.clone(), communicator.deadline());
-        RawCollective { communicator, signature, sides, blocks, deadline }
-    }
-
-    fn checked(self, stream: &Stream) -> Result<Self> {
-        let checked = self.communicator.check_request(&self.request(stream.as_cuda()));
-        checked.map_err(|error| error.on_rank(self.communicator.origin_rank()).about(|| self.signature.to_string()))?;
-        Ok(self)
-    }
-
-    fn request<'a>(&self, stream: Option<&'a Arc<CudaStream>>) -> Request<'a> {
-        let RawCollective { signature, sides: [input, output], deadline, .. } = *self;
-        Request { signature, label: None, input, output, deadline, stream }
+impl RawCall {
+    fn on_rank(&self, error: Error) -> Error {
+        error.on_rank(self.backend.origin(self.backend.rank()))
     }
 }
 
 impl Task for RawCollective {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        // SAFETY: the promise of `enqueue`, or buffers that the work owns; `new` has checked the
-        // rules of memory, alignment and overlap for this stream.
-        let result = unsafe {
-            match &self.blocks {
-                None => self.communicator.run_checked(self.request(stream)),
-                Some(blocks) => self.communicator.run_list_checked(self.request(stream), blocks),
-            }
+        let Some(raw) = &self.0 else { return Ok(()) };
+        let request = Request {
+            label: raw.subject.as_deref(),
+            blocks: raw.blocks.as_deref(),
+            stream,
+            ..Request::new(raw.call, raw.sides, raw.deadline)
         };
-        result.map_err(|error| error.on_rank(self.communicator.origin_rank()))
+        let checked = Checked { backend: (!raw.is_alone).then_some(&*raw.backend), request };
+        // SAFETY: the promise of `enqueue`, or buffers that the work owns.
+        unsafe { checked.run() }.map_err(|error| raw.on_rank(error))
     }
 
     fn label(&self, error: Error) -> Error {
-        error.on_rank(self.communicator.origin_rank()).about(|| match self.signature.purpose {
-            Purpose::Collective => self.signature.call.collective.operation().to_string(),
-            purpose => purpose.name().to_owned(),
+        let Some(raw) = &self.0 else { return error };
+        raw.on_rank(error).about(|| match (&raw.subject, raw.call.purpose) {
+            (Some(subject), _) => subject.to_string(),
+            (None, Purpose::COLLECTIVE) => raw.call.collective.operation().to_string(),
+            (None, purpose) => purpose.name().to_owned(),
         })
     }
 
     fn watch(&self) -> Option<(Arc<dyn Watch>, Instant)> {
-        Some((self.communicator.watch(), self.deadline))
+        self.0.as_ref().map(|raw| (Arc::clone(&raw.backend) as Arc<dyn Watch>, raw.deadline))
+    }
+}
+
+impl fmt::Debug for RawCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.call.fmt(f)
     }
 }

@@ -15,12 +15,11 @@ use super::protocol::call_progress::CallProgress;
 use super::protocol::running_call::RunningCall;
 use super::protocol::segment::{Milestone, Segment};
 use super::world::World;
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, Fill, Request};
+use crate::comm::backend::{Backend, Checked, Fill, Request};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
-use crate::comm::signature::{Purpose, Signature};
 use crate::comm::split::SplitGroup;
 use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
@@ -145,29 +144,25 @@ impl HostBackend {
         error
     }
 
+    /// Runs one collective.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    pub(super) unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
+        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_entered(&mut progress, request) }
+    }
+
     /// Runs one collective of a call that has entered.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
     unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
-        // SAFETY: the caller's promise; without blocks it is the contract of `run`.
-        unsafe { self.run_entered_list(progress, request, &[]) }
-    }
-
-    /// Runs one collective on a list of blocks, or on one buffer if there are none.
-    ///
-    /// # Safety
-    ///
-    /// As [`Backend::run_list`], or with an empty list as [`Backend::run`].
-    unsafe fn run_entered_list(
-        &self,
-        progress: &mut CallProgress,
-        request: &Request<'_>,
-        blocks: &[Address],
-    ) -> Result<()> {
         self.check_alive().map_err(|e| request.label(e))?;
-        let mut call = RunningCall::new(self, progress, request, blocks);
+        let mut call = RunningCall::new(self, progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
             let text = error.to_string();
@@ -297,17 +292,10 @@ impl HostBackend {
         deadline: Instant,
     ) -> Result<Vec<i64>> {
         let mut all = vec![0i64; self.segment.len()];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1);
-        let request = Request {
-            signature: Signature { purpose, call },
-            label: None,
-            input: Address::host((&raw const number).cast()),
-            output: Address::host(all.as_mut_ptr().cast()),
-            deadline,
-            stream: None,
-        };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
+        let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.run_entered(progress, &request)? };
+        unsafe { self.run_entered(progress, &Request::new(call, sides, deadline))? };
         Ok(all)
     }
 }
@@ -329,16 +317,15 @@ impl Backend for HostBackend {
         self.segment.member(GroupRank(rank.0))
     }
 
-    unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
+    unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
+        let [Checked { request, .. }] = calls else { bail!(System, "no calls on the host can be grouped") };
         // SAFETY: the caller's promise.
-        unsafe { self.run_entered(&mut progress, request) }
+        unsafe { self.run_request(request) }
     }
 
-    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
-        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise.
-        unsafe { self.run_entered_list(&mut progress, request, blocks) }
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run_request(&Request::barrier(Purpose::MONITORED_BARRIER, deadline)) }
     }
 
     unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
@@ -361,7 +348,7 @@ impl Backend for HostBackend {
         let progress = &mut *self.enter(deadline)?;
         let descendant = group.map(|group| self.split_off(group, progress, deadline)).transpose();
         let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
-        self.leave_together(progress, Purpose::Split, deadline)?;
+        self.leave_together(progress, Purpose::SPLIT, deadline)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
     }
 
@@ -369,7 +356,7 @@ impl Backend for HostBackend {
         let progress = &mut *self.enter(deadline)?;
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
         let free = i64::try_from(free).unwrap_or(i64::MAX);
-        let all = self.gather_numbers(progress, Purpose::Allocate, free, deadline)?;
+        let all = self.gather_numbers(progress, Purpose::ALLOCATE, free, deadline)?;
         let block_len = Arena::block_len(byte_len, self.segment.len())?;
         // The first rank allocates the block. Every rank checks that rank's figure.
         let free = all[0];
@@ -386,12 +373,13 @@ impl Backend for HostBackend {
         // Other ranks may have their parts and wait for this one, so an error ends the
         // communicator.
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
-        self.leave_together(progress, Purpose::Allocate, deadline)?;
+        self.leave_together(progress, Purpose::ALLOCATE, deadline)?;
         Ok(buffer)
     }
 
     fn share(
         &self,
+        purpose: Purpose,
         byte_len: usize,
         source: GroupRank,
         fill: Option<&mut Fill<'_>>,
@@ -400,7 +388,7 @@ impl Backend for HostBackend {
         let progress = &mut *self.enter(deadline)?;
         // Other ranks wait for this one, so an error ends the communicator.
         let memory = self.filled_memory(byte_len, source, fill, progress, deadline).map_err(|error| self.end(error))?;
-        self.leave_together(progress, Purpose::TensorDict, deadline)?;
+        self.leave_together(progress, purpose, deadline)?;
         // The source has written all before it left, and no rank writes from now on.
         Ok(Arc::new(ReadOnlyBytes::new(memory, byte_len).map_err(|error| self.end(error))?))
     }
@@ -418,13 +406,13 @@ impl Backend for HostBackend {
         self.progress.try_lock().ok()?.path
     }
 
-    fn awaited(&self) -> Option<Signature> {
+    fn awaited(&self) -> Option<Call> {
         // Another thread of this rank that is in a call has the lock.
         let progress = self.progress.try_lock().ok()?;
         // While this rank makes no call, the header of its next one stays (invariant 4).
         let next = progress.sequence + 1;
         let header = self.segment.ranks().find_map(|peer| self.segment.slot(peer).call_header(next))?;
-        Signature::from_words(header.signature())
+        Call::from_words(header.signature())
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

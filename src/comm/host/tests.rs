@@ -12,9 +12,8 @@ use super::protocol::segment::Segment;
 use super::protocol::slot::{BufferLocation, CallBody, HEADER_RING_LEN};
 use super::world::World;
 use super::{HostBackend, in_process};
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Call, Collective, Purpose, PurposeKind, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
-use crate::comm::signature::{Purpose, Signature};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
 use crate::memory::{Address, Lease, MemorySpace};
@@ -24,10 +23,8 @@ use crate::rank::{GroupRank, Rank};
 fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
     let call = Call::of_blocks(collective, DataType::Uint8, x.len());
     let buffer = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
-    let signature = Signature { purpose: Purpose::Collective, call };
-    let request = Request { signature, label: None, input: buffer, output: buffer, deadline, stream: None };
     // SAFETY: the buffer is as long as the call says, and borrowed until the call returns.
-    unsafe { rank.run(&request) }
+    unsafe { rank.run_request(&Request::new(call, [buffer; 2], deadline)) }
 }
 
 const SUM: Collective<GroupRank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
@@ -44,7 +41,10 @@ fn memory_that_waits_for_a_rank_is_freed_at_a_failure() {
         keep_going()
     };
     let far = Instant::now() + Duration::from_secs(10);
-    let error = ranks[0].share(1 << 20, GroupRank(0), Some(&mut fill), far).map(drop).expect_err("rank 1 failed");
+    let error = ranks[0]
+        .share(Purpose::ALLOCATE, 1 << 20, GroupRank(0), Some(&mut fill), far)
+        .map(drop)
+        .expect_err("rank 1 failed");
     assert_eq!((error.kind(), ranks[0].broker.waiting()), (ErrorKind::Aborted, 0));
 }
 
@@ -93,14 +93,9 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let ranks = in_process(2).expect("ranks");
     let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
-    let signature = Signature { purpose: Purpose::Collective, call: Call::of_blocks(SUM, DataType::Uint8, x.len()) };
+    let signature = Call::of_blocks(SUM, DataType::Uint8, x.len()).to_words();
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
-    ranks[0].segment.post_header(
-        GroupRank(0),
-        1,
-        signature.to_words(),
-        CallBody::Locations { input: place, output: place },
-    );
+    ranks[0].segment.post_header(GroupRank(0), 1, signature, CallBody::Locations { input: place, output: place });
     let error =
         call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
     assert_eq!(
@@ -119,12 +114,10 @@ fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
     let gather = Collective::Gather { root: GroupRank(0) };
     let request = |rank: &HostBackend, x: &mut [u8], deadline| {
         let call = Call::of_blocks(gather, DataType::Uint8, LEN);
-        let signature = Signature { purpose: Purpose::Collective, call };
         let input = Address { pointer: x.as_mut_ptr(), space: MemorySpace::Host };
         let output = Address { pointer: x.as_mut_ptr().wrapping_add(LEN), space: MemorySpace::Host };
-        let request = Request { signature, label: None, input, output, deadline, stream: None };
         // SAFETY: the memory holds an input, and behind it an output of three blocks.
-        unsafe { rank.run(&request) }
+        unsafe { rank.run_request(&Request::new(call, [input, output], deadline)) }
     };
     let far = Instant::now() + Duration::from_secs(10);
     std::thread::scope(|scope| {
@@ -157,9 +150,9 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     entered.recv().expect("the peer is inside");
     let (returned, failed) = channel();
     let call = std::thread::spawn(move || {
-        let request = Request::barrier(Purpose::Barrier, Instant::now() + Duration::from_millis(20));
+        let request = Request::barrier(Purpose::BARRIER, Instant::now() + Duration::from_millis(20));
         // SAFETY: without elements no buffer is used.
-        let result = unsafe { failing.run(&request) };
+        let result = unsafe { failing.run_request(&request) };
         returned.send(()).expect("the test listens");
         result
     });
@@ -196,26 +189,19 @@ fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text:
     for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
         let [own, peer] = ranks_of_processes();
         let secret = [3u8; LEN];
-        let signature =
-            Signature { purpose: Purpose::Collective, call: Call::of_blocks(collective, DataType::Uint8, LEN) };
+        let call = Call::of_blocks(collective, DataType::Uint8, LEN);
         let place = posted(secret.as_ptr().expose_provenance());
         let body = CallBody::Locations { input: place, output: place };
-        peer.segment.post_header(peer.rank, 1, signature.to_words(), body);
+        peer.segment.post_header(peer.rank, 1, call.to_words(), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
         let block = Arena::block_len(4 * LEN, 2).expect("a length");
         let memory = Arc::new(SharedMemory::for_threads(block).expect("memory"));
         let part = own.arena.add_block(&own.segment, own.rank, 1, 4 * LEN, memory);
         let start = part.address().as_ptr();
-        let request = Request {
-            signature,
-            label: None,
-            input: Address::host(start),
-            output: Address::host(start.wrapping_add(LEN)),
-            deadline: Instant::now() + Duration::from_secs(5),
-            stream: None,
-        };
+        let sides = [Address::host(start), Address::host(start.wrapping_add(LEN))];
+        let request = Request::new(call, sides, Instant::now() + Duration::from_secs(5));
         // SAFETY: the part holds an input, and behind it an output of two blocks.
-        let error = unsafe { own.run(&request) }.expect_err("it is refused");
+        let error = unsafe { own.run_request(&request) }.expect_err("it is refused");
         assert_eq!(error.to_string(), text);
         // SAFETY: as above, and no rank writes it any more.
         let output = unsafe { std::slice::from_raw_parts(start.wrapping_add(LEN), 2 * LEN) };
@@ -295,13 +281,11 @@ fn comments_cite_the_invariants_of_the_list() {
 
 /// An announcement of this number.
 fn announce(rank: &HostBackend, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
-    let call = Call::of_blocks(SUM, DataType::Uint8, number);
-    let nowhere = Address::host(std::ptr::null());
-    let signature = Signature { purpose, call };
-    let request = Request { signature, label: None, input: nowhere, output: nowhere, deadline, stream: None };
     // SAFETY: an announcement uses no buffer.
-    unsafe { rank.run(&request) }
+    unsafe { rank.run_request(&Request::without_buffers(purpose, number, deadline)) }
 }
+
+const REPLAY: Purpose = Purpose::new("a run that replays CUDA graph % of context #", PurposeKind::Announcement);
 
 /// A rank is ahead by the headers that a slot keeps, and then waits.
 #[test]
@@ -310,18 +294,18 @@ fn an_announcement_waits_for_no_rank() -> Result<()> {
     let soon = || Instant::now() + Duration::from_millis(20);
     let most = HEADER_RING_LEN as usize;
     for number in 1..=most {
-        announce(&ranks[0], Purpose::Replay, number, soon())?;
+        announce(&ranks[0], REPLAY, number, soon())?;
     }
-    assert_eq!(ranks[1].awaited().map(|awaited| awaited.call.block_elements), Some(1));
+    assert_eq!(ranks[1].awaited().map(|awaited| awaited.block_elements), Some(1));
     for number in 1..=most {
-        announce(&ranks[1], Purpose::Replay, number, soon())?;
+        announce(&ranks[1], REPLAY, number, soon())?;
     }
     assert_eq!(ranks[1].awaited(), None);
     // Rank 1 has not yet said of its latest call that it is done.
     for number in most + 1..2 * most {
-        announce(&ranks[0], Purpose::Replay, number, soon())?;
+        announce(&ranks[0], REPLAY, number, soon())?;
     }
-    let error = announce(&ranks[0], Purpose::Replay, 2 * most, soon()).expect_err("rank 1 is too far behind");
+    let error = announce(&ranks[0], REPLAY, 2 * most, soon()).expect_err("rank 1 is too far behind");
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     Ok(())
 }
@@ -331,9 +315,9 @@ fn an_announcement_waits_for_no_rank() -> Result<()> {
 fn announcements_are_compared() -> Result<()> {
     let ranks = in_process(2)?;
     let far = Instant::now() + Duration::from_secs(10);
-    announce(&ranks[0], Purpose::Replay, 256, far)?;
+    announce(&ranks[0], REPLAY, 256, far)?;
     for (rank, number) in [(1, 257), (0, 256)] {
-        let error = announce(&ranks[rank], Purpose::Replay, number, far).expect_err("the numbers differ");
+        let error = announce(&ranks[rank], REPLAY, number, far).expect_err("the numbers differ");
         assert_eq!(error.kind(), ErrorKind::Disagreement);
         let text = "ranks disagree on a run of a context: rank 0 makes a run that replays CUDA graph 0 of context 1; \
                     rank 1 makes a run that replays CUDA graph 1 of context 1";
@@ -346,7 +330,8 @@ fn announcements_are_compared() -> Result<()> {
 #[test]
 fn a_capture_waits_for_all_ranks() -> Result<()> {
     let ranks = in_process(2)?;
-    let error = announce(&ranks[0], Purpose::Capture, 1, Instant::now()).expect_err("rank 1 does not come");
+    let capture = Purpose::new("run #, in a capture of the caller's", PurposeKind::AwaitedAnnouncement);
+    let error = announce(&ranks[0], capture, 1 << u8::BITS, Instant::now()).expect_err("rank 1 does not come");
     assert_eq!(error.to_string(), "run 1, in a capture of the caller's: rank 1 did not arrive before the deadline");
     Ok(())
 }

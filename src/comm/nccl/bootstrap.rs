@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use super::super::backend::{Backend, Control};
 use super::super::host;
-use super::super::signature::Purpose;
 use super::domain::NcclDomain;
 use super::handle::NcclHandle;
 use super::id::NcclId;
 use super::library::library;
 use super::route::Features;
 use super::{NcclBackend, STAND_IN_BYTES};
+use crate::collective::Purpose;
 use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
@@ -132,7 +132,7 @@ impl NcclBackend {
         let domain = Arc::new(NcclDomain::new(control.clone(), is_own));
         let control = control.map(Control::new);
         let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
-        let all = backend.gather(&features.to_words(), Purpose::Initialize, deadline)?;
+        let all = backend.gather(&features.to_words(), Purpose::INITIALIZE, deadline)?;
         backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
         Ok(backend)
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
-use super::super::backend::{CallGroup, GroupedCall, MAX_GROUPED_CALLS};
+use super::super::backend::{Checked, MAX_GROUPED_CALLS};
 use super::NcclBackend;
 use super::access::{Stage, Stay};
 use super::bindings::*;
@@ -17,25 +17,25 @@ use crate::stream::Watch;
 ///
 /// # Safety
 ///
-/// As [`Backend::run_group`](super::super::backend::Backend::run_group), for each call.
-pub(super) unsafe fn run(group: &CallGroup<'_>) -> Result<()> {
+/// As [`Backend::run`](super::super::backend::Backend::run).
+pub(super) unsafe fn run(group: &[Checked<'_>]) -> Result<()> {
     backends(group).try_for_each(|backend| backend.domain.check())?;
     // SAFETY: the caller's promise.
     unsafe { launch(group) }.map_err(|error| {
-        let error = error.about(|| format!("a group of {} collectives", group.calls().count()));
+        let error = error.about(|| format!("a group of {} collectives", group.len()));
         backends(group).for_each(|backend| drop(backend.fail(error.clone())));
         error
     })
 }
 
 /// The communicators of a group, call by call.
-fn backends<'a>(group: &'a CallGroup<'_>) -> impl Iterator<Item = &'a NcclBackend> {
-    group.calls().filter_map(backend_of)
+fn backends<'a>(group: &'a [Checked<'_>]) -> impl Iterator<Item = &'a NcclBackend> {
+    group.iter().filter_map(backend_of)
 }
 
 /// The communicators of a group have one origin, so they are all NCCL's.
-fn backend_of<'a>(call: &GroupedCall<'a>) -> Option<&'a NcclBackend> {
-    let backend: &dyn Any = call.backend;
+fn backend_of<'a>(call: &Checked<'a>) -> Option<&'a NcclBackend> {
+    let backend: &dyn Any = call.backend?;
     backend.downcast_ref()
 }
 
@@ -45,14 +45,14 @@ fn backend_of<'a>(call: &GroupedCall<'a>) -> Option<&'a NcclBackend> {
 /// # Safety
 ///
 /// As [`run`].
-unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
+unsafe fn launch(group: &[Checked<'_>]) -> Result<()> {
     let Some(first) = backends(group).next() else { return Ok(()) };
     let library = first.handle.library;
     let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
     let mut held: [Option<MutexGuard<'_, Stage>>; MAX_GROUPED_CALLS] = Default::default();
     let mut stays: [Option<Stay<'_>>; MAX_GROUPED_CALLS] = Default::default();
     // NCCL takes all calls in together.
-    let deadline = group.calls().map(|call| call.request.deadline).max().unwrap_or_else(Instant::now);
+    let deadline = group.iter().map(|call| call.request.deadline).max().unwrap_or_else(Instant::now);
     let mut last = 0;
     for (place, stay) in held.iter_mut().zip(&mut stays) {
         // Each once, and in one order, so that two threads with groups do not wait for each other.
@@ -70,7 +70,7 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
     let result = unsafe {
         let mut result = start();
         let mut failed = Ok(());
-        for call in group.calls() {
+        for call in group {
             if result != ncclSuccess || failed.is_err() {
                 break;
             }
@@ -87,7 +87,7 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
     };
     drop(stays);
     // What NCCL still does, it does for each communicator by itself.
-    group.calls().try_for_each(|call| {
+    group.iter().try_for_each(|call| {
         let Some(backend) = backend_of(call) else { return Ok(()) };
         let alive = || backend.domain.check();
         backend.handle.settle("ncclGroupEnd", result, call.request.deadline, &alive)
@@ -99,12 +99,12 @@ unsafe fn launch(group: &CallGroup<'_>) -> Result<()> {
 /// # Safety
 ///
 /// As [`run`]; the thread holds the communicator.
-unsafe fn call_in_group(call: &GroupedCall<'_>) -> Result<ncclResult_t> {
+unsafe fn call_in_group(call: &Checked<'_>) -> Result<ncclResult_t> {
     let request = &call.request;
     let (Some(backend), Some(stream)) = (backend_of(call), request.stream) else {
         bail!(System, "a group of NCCL's has a call that is not on a CUDA stream");
     };
     let sides = [request.input.pointer, request.output.pointer];
     // SAFETY: the caller's promise.
-    unsafe { backend.call_in_group(&request.signature.call, sides, stream) }
+    unsafe { backend.call_in_group(&request.call, sides, stream) }
 }

@@ -36,12 +36,12 @@ use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
 
-use super::backend::{Backend, CallGroup, Control, Request, SharedGraph};
+use super::backend::{Backend, Checked, Control, Request, SharedGraph};
 use super::message::{Delivery, MessageRequest};
-use super::signature::{Purpose, Signature, place_of};
+use super::signature::place_of;
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
-use crate::collective::{Call, Collective, ReduceOperation, Side};
+use crate::collective::{Call, Collective, Purpose, ReduceOperation, Side};
 use crate::cuda::{CudaStream, Device, DeviceMemory, Transfer};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -113,29 +113,23 @@ impl NcclBackend {
         rank_lock::enter(&self.state, deadline).map_err(|error| self.fail(error))
     }
 
-    /// Runs one collective, with the rank lock held, perhaps on a list or with the caller's scratch
-    /// memory.
+    /// Runs one collective.
     ///
     /// # Safety
     ///
-    /// As [`Backend::run`], also for the scratch memory.
-    unsafe fn run_locked(
-        &self,
-        state: &mut RankState,
-        request: &Request<'_>,
-        list: Option<&[Address]>,
-        scratch: Option<*mut [u8]>,
-    ) -> Result<()> {
+    /// As [`Backend::run`].
+    unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
+        let state = &mut *self.lock(request.deadline).map_err(|e| request.label(e))?;
         self.domain.check().map_err(|e| request.label(e))?;
-        let is_counted = request.signature.purpose.is_counted();
+        let is_counted = request.call.purpose.is_counted();
         state.counted += u64::from(is_counted);
         // The number of this collective, or else of the next that is counted.
         let number = state.counted + u64::from(!is_counted);
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
-                Some(stream) => self.enqueue(state, request, list, scratch, stream),
-                None => self.complete(state, request, list),
+                Some(stream) => self.enqueue(state, request, stream),
+                None => self.complete(state, request),
             }
         };
         result.map_err(|error| {
@@ -166,26 +160,19 @@ impl NcclBackend {
     /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
     fn describe(&self, request: &Request<'_>, number: u64) -> String {
         let ranks = crate::util::text::list_ranks(self.origins.iter().map(|rank| rank.0));
-        let place = place_of(request.signature.purpose.is_counted(), number);
-        format!("{} ({place} of {ranks})", request.signature)
+        let place = place_of(request.call.purpose.is_counted(), number);
+        format!("{} ({place} of {ranks})", request.call)
     }
 
     /// Enqueues a collective.
     ///
     /// # Safety
     ///
-    /// As [`run_locked`](Self::run_locked).
-    unsafe fn enqueue(
-        &self,
-        state: &mut RankState,
-        request: &Request<'_>,
-        list: Option<&[Address]>,
-        scratch: Option<*mut [u8]>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<()> {
+    /// As [`Backend::run`].
+    unsafe fn enqueue(&self, state: &mut RankState, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
         let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
-        let blocks = list.map(|list| list.iter().map(|block| block.pointer).collect::<Vec<_>>());
-        let memory = |byte_len| match scratch {
+        let blocks = request.blocks.map(|list| list.iter().map(|block| block.pointer).collect::<Vec<_>>());
+        let memory = |byte_len| match request.scratch {
             Some(scratch) if scratch.len() < byte_len => bail!(System, "the call's scratch memory is too short"),
             Some(scratch) => Ok(scratch.cast()),
             None => state.scratch.take(byte_len, stream),
@@ -205,8 +192,9 @@ impl NcclBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>, list: Option<&[Address]>) -> Result<()> {
-        let (call, n, deadline) = (request.signature.call, self.origins.len(), request.deadline);
+    unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
+        let Request { call, blocks: list, deadline, .. } = *request;
+        let n = self.origins.len();
         let on_host = |side: Address, byte_len: usize, used: bool| {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }
         };
@@ -270,18 +258,11 @@ impl NcclBackend {
     /// Gathers the same number of words from every rank.
     fn gather<const N: usize>(&self, words: &[i64; N], purpose: Purpose, deadline: Instant) -> Result<Vec<[i64; N]>> {
         let mut all = vec![[0i64; N]; self.origins.len()];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, N);
-        let request = Request {
-            signature: Signature { purpose, call },
-            label: None,
-            input: Address::host(words.as_ptr().cast()),
-            output: Address::host(all.as_mut_ptr().cast()),
-            deadline,
-            stream: None,
-        };
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, N).for_purpose(purpose);
+        let sides = [Address::host(words.as_ptr().cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds N elements, and the output N for each rank; both are local and
         // apart.
-        unsafe { self.run(&request)? };
+        unsafe { self.run_request(&Request::new(call, sides, deadline))? };
         Ok(all)
     }
 }
@@ -299,12 +280,12 @@ impl Drop for NcclBackend {
 /// The call and its buffers. A call of the library's own without elements is a barrier: it becomes
 /// an all_reduce of one byte of the stand-in.
 fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*mut u8; 2]) {
-    match request.signature {
-        Signature { purpose, call } if purpose != Purpose::Collective && call.block_elements == 0 => {
+    match request.call {
+        Call { purpose, block_elements: 0, .. } if purpose != Purpose::COLLECTIVE => {
             let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
             (Call::of_blocks(collective, DataType::Uint8, 1), [std::ptr::null_mut(); 2])
         }
-        Signature { call, .. } => (call, sides),
+        call => (call, sides),
     }
 }
 
@@ -365,32 +346,19 @@ impl Backend for NcclBackend {
         Ok(route.scratch_bytes(call, self.origins.len()))
     }
 
-    unsafe fn run(&self, request: &Request<'_>) -> Result<()> {
-        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
+    unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request, None, None) }
-    }
-
-    unsafe fn run_with_scratch(&self, request: &Request<'_>, scratch: *mut [u8]) -> Result<()> {
-        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request, None, Some(scratch)) }
-    }
-
-    unsafe fn run_list(&self, request: &Request<'_>, blocks: &[Address]) -> Result<()> {
-        let mut state = self.lock(request.deadline).map_err(|e| request.label(e))?;
-        // SAFETY: the caller's promise.
-        unsafe { self.run_locked(&mut state, request, Some(blocks), None) }
+        unsafe {
+            match calls {
+                [Checked { request, .. }] => self.run_request(request),
+                calls => group::run(calls),
+            }
+        }
     }
 
     fn can_group(&self, call: &Call, rank_count: usize) -> bool {
         // NCCL takes no group of blocking and other communicators, and a borrowed one may block.
         self.domain.is_own() && call.block_elements > 0 && Route::of(call, rank_count, &self.features) == Route::Direct
-    }
-
-    unsafe fn run_group(&self, group: &CallGroup<'_>) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { group::run(group) }
     }
 
     /// On the control communicator, because NCCL does not tell which ranks are missing.

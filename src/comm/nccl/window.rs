@@ -14,7 +14,7 @@ use super::NcclBackend;
 use super::bindings::*;
 use super::handle::{Alive, NcclHandle};
 use super::library::{Library, function};
-use crate::comm::signature::Purpose;
+use crate::collective::Purpose;
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
 use crate::error::{ErrorKind, Result, bail, error};
@@ -185,7 +185,7 @@ impl NcclBackend {
             return Err(self.fail(error.clone()));
         }
         // All ranks register or none does, because registering waits for every rank.
-        let all = self.gather(&[i64::from(memory.is_ok())], Purpose::Allocate, deadline)?;
+        let all = self.gather(&[i64::from(memory.is_ok())], Purpose::ALLOCATE, deadline)?;
         let mut memory = memory?;
         let without = (0..all.len()).filter(|&rank| all[rank] == [0]).map(|rank| self.origins[rank].0);
         if without.clone().next().is_some() {
@@ -199,7 +199,7 @@ impl NcclBackend {
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
             let is_registered = matches!(memory.owner, Owner::Window(_));
-            let all = self.gather(&[i64::from(is_registered)], Purpose::Allocate, deadline);
+            let all = self.gather(&[i64::from(is_registered)], Purpose::ALLOCATE, deadline);
             let all = all.inspect_err(|_| memory.leave_to_communicator())?;
             if let Owner::Window(window) = &memory.owner {
                 if all.contains(&[0]) {
@@ -221,7 +221,7 @@ impl NcclBackend {
         self.device().settle(RELEASE_TIMEOUT);
         let windows = &self.handle.windows;
         let Some(dropped) = windows.dropped() else { return Ok(()) };
-        let all = self.gather(&[dropped], Purpose::Allocate, deadline)?;
+        let all = self.gather(&[dropped], Purpose::ALLOCATE, deadline)?;
         let released = windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped));
         self.deregister(&released)?;
         for window in released {

@@ -3,8 +3,8 @@
 
 use super::report;
 use super::slot::{CallHeader, HEADER_RING_LEN};
+use crate::collective::{Call, Purpose};
 use crate::comm::host::HostBackend;
-use crate::comm::signature::{Purpose, Signature};
 use crate::comm::transfer_path::TransferPath;
 use crate::error::Result;
 
@@ -63,8 +63,8 @@ impl CallProgress {
     }
 
     /// Sets the signature of the latest collective. There is room for its header.
-    pub(super) fn set_signature(&mut self, signature: Signature) {
-        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = signature.to_words();
+    pub(super) fn set_signature(&mut self, call: Call) {
+        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = call.to_words();
     }
 
     /// The signature of one of this rank's latest collectives.
@@ -76,7 +76,7 @@ impl CallProgress {
     pub(super) fn number_of(&self, sequence: u64) -> u64 {
         let is_counted = |sequence: &u64| match *sequence == self.sequence {
             true => self.is_latest_counted,
-            false => Signature::from_words(self.signature(*sequence)).is_some_and(|s| s.purpose.is_counted()),
+            false => Call::from_words(self.signature(*sequence)).is_some_and(|call| call.purpose.is_counted()),
         };
         self.counted + 1 - (sequence..=self.sequence).filter(is_counted).count() as u64
     }

@@ -13,12 +13,11 @@ use super::abort_domain::AbortDomain;
 use super::access_guard::Accessor;
 use super::segment::{EAGER_BYTES, Milestone, STAGE_BYTES, Segment};
 use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Call, Collective, Purpose, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
 use crate::comm::host::HostBackend;
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::world::World;
-use crate::comm::signature::{Purpose, Signature};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
@@ -73,22 +72,16 @@ pub(crate) fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(
 fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
     let block = input.len() / if matches!(collective, Collective::Scatter { .. }) { rank.segment.len() } else { 1 };
     let call = Call::of_blocks(collective, DataType::Uint8, block);
-    let request = Request {
-        signature: Signature { purpose: Purpose::Collective, call },
-        label: None,
-        input: Address::host(input.as_ptr()),
-        output: Address::host(output.as_mut_ptr()),
-        deadline: Instant::now() + Duration::from_secs(3600),
-        stream: None,
-    };
+    let sides = [Address::host(input.as_ptr()), Address::host(output.as_mut_ptr())];
+    let request = Request::new(call, sides, Instant::now() + Duration::from_secs(3600));
     // SAFETY: each test passes buffers of the right lengths.
-    unsafe { rank.run(&request) }
+    unsafe { rank.run_request(&request) }
 }
 
 fn barrier(rank: &HostBackend) -> Result<()> {
-    let request = Request::barrier(Purpose::Barrier, Instant::now() + Duration::from_secs(3600));
+    let request = Request::barrier(Purpose::BARRIER, Instant::now() + Duration::from_secs(3600));
     // SAFETY: without elements no buffer is used.
-    unsafe { rank.run(&request) }
+    unsafe { rank.run_request(&request) }
 }
 
 const SUM: ReduceOperation = ReduceOperation::Sum;

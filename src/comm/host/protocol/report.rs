@@ -4,9 +4,10 @@
 use super::segment::Milestone;
 use super::slot::CallHeader;
 use super::waiter::WaitError;
+use crate::collective::Call;
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
-use crate::comm::signature::{Purpose, Signature, place_of};
+use crate::comm::signature::place_of;
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
@@ -43,15 +44,14 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
             None => calls.push((words, vec![member])),
         }
     }
-    let signatures: Vec<Signature> = calls.iter().filter_map(|(words, _)| Signature::from_words(*words)).collect();
-    let purposes: Vec<Purpose> = signatures.iter().map(|signature| signature.purpose).collect();
-    let layers_differ = signatures.iter().any(|signature| signature.call.layer != signatures[0].call.layer);
-    let describe = |signature: Signature| match signature.call.layer.filter(|_| layers_differ) {
-        Some(number) => format!("{signature} in bound layer {number}"),
-        None => signature.to_string(),
+    let known: Vec<Call> = calls.iter().filter_map(|(words, _)| Call::from_words(*words)).collect();
+    let layers_differ = known.iter().any(|call| call.layer != known[0].layer);
+    let describe = |call: Call| match call.layer.filter(|_| layers_differ) {
+        Some(number) => format!("{call} in bound layer {number}"),
+        None => call.to_string(),
     };
-    let is_run = purposes.iter().any(|purpose| purpose.is_run());
-    let is_counted = purposes.iter().any(|purpose| purpose.is_counted());
+    let is_run = known.iter().any(|call| call.purpose.is_run());
+    let is_counted = known.iter().any(|call| call.purpose.is_counted());
     let place = match is_run {
         true => "a run of a context".to_owned(),
         false => format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number)),
@@ -59,7 +59,7 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
     let sides: Vec<String> = calls
         .into_iter()
         .map(|(words, ranks)| {
-            let call = Signature::from_words(words).map_or_else(|| format!("{words:x?}"), describe);
+            let call = Call::from_words(words).map_or_else(|| format!("{words:x?}"), describe);
             let verb = match (is_run, ranks.len()) {
                 (true, 1) => "makes",
                 (true, _) => "make",
@@ -75,11 +75,11 @@ pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Er
 impl Report<'_> {
     /// `all_reduce(sum) of 4 float32 (collective 3)`.
     fn call(&self) -> String {
-        let signature = self.request.signature;
-        if signature.purpose.is_run() {
-            return signature.to_string();
+        let call = &self.request.call;
+        if call.purpose.is_run() {
+            return call.to_string();
         }
-        format!("{signature} ({})", place_of(signature.purpose.is_counted(), self.number))
+        format!("{call} ({})", place_of(call.purpose.is_counted(), self.number))
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {

@@ -14,7 +14,6 @@ use crate::collective::{Collective, Givers, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::HostBackend;
 use crate::comm::host::transfer::{eager, inline};
-use crate::comm::signature::Purpose;
 use crate::comm::transfer_path::TransferPath;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
@@ -33,8 +32,6 @@ pub(crate) struct RunningCall<'a> {
     pub(crate) host: &'a HostBackend,
     pub(crate) progress: &'a mut CallProgress,
     pub(crate) request: &'a Request<'a>,
-    /// This rank's list, if its side with a block for each rank is one.
-    blocks: &'a [Address],
     /// The ranks from which this rank takes elements.
     givers: Givers,
     /// The length of the input of a rank that gives.
@@ -61,14 +58,9 @@ impl Drop for RunningCall<'_> {
 
 impl<'a> RunningCall<'a> {
     /// The next collective of this rank.
-    pub(crate) fn new(
-        host: &'a HostBackend,
-        progress: &'a mut CallProgress,
-        request: &'a Request<'a>,
-        blocks: &'a [Address],
-    ) -> Self {
-        progress.begin(request.signature.purpose);
-        let (call, n) = (&request.signature.call, host.segment.len());
+    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+        progress.begin(request.call.purpose);
+        let (call, n) = (&request.call, host.segment.len());
         let input_bytes = call.input_bytes(n);
         let path_of_copies = match input_bytes {
             _ if inline::fits(input_bytes) => Some(TransferPath::Inline),
@@ -76,7 +68,7 @@ impl<'a> RunningCall<'a> {
             _ => None,
         };
         let (givers, is_finished, moved) = (call.givers_to(host.rank), false, Cell::default());
-        RunningCall { host, progress, request, blocks, givers, input_bytes, path_of_copies, is_finished, moved }
+        RunningCall { host, progress, request, givers, input_bytes, path_of_copies, is_finished, moved }
     }
 
     /// Runs the collective. After an error the caller aborts the communicator before it drops this.
@@ -89,8 +81,8 @@ impl<'a> RunningCall<'a> {
     fn run_phases(&mut self) -> Result<()> {
         self.host.domain().callers.note(self.host.segment.member(self.host.rank));
         self.wait_for_room()?;
-        self.progress.set_signature(self.request.signature);
-        if self.request.signature.purpose.is_announcement() {
+        self.progress.set_signature(self.request.call);
+        if self.request.call.purpose.is_announcement() {
             return self.announce();
         }
         let locations = self.post_header()?;
@@ -100,7 +92,7 @@ impl<'a> RunningCall<'a> {
         if needs_all || !self.givers.has_no_peer_of(self.host.rank) {
             self.wait_for_headers(|call, peer| needs_all || call.takes_from(peer))?;
         }
-        if self.request.signature.call.block_elements == 0 {
+        if self.request.call.block_elements == 0 {
             return Ok(());
         }
         // Every rank finds the same path (invariant 6).
@@ -175,10 +167,10 @@ impl<'a> RunningCall<'a> {
     /// Posts a header without a body, and compares those that are there. No rank waits for another
     /// one, except in a capture.
     fn announce(&mut self) -> Result<()> {
-        let RunningCall { host, request, .. } = *self;
+        let RunningCall { host, request: Request { call, .. }, .. } = *self;
         let (sequence, words) = (self.progress.sequence, self.progress.signature(self.progress.sequence));
         host.segment.post_header(host.rank, sequence, words, CallBody::Payload(&[]));
-        self.wait_for_headers(|_, _| request.signature.purpose == Purpose::Capture)
+        self.wait_for_headers(|_, _| call.purpose.is_awaited())
     }
 
     /// Asks for the cache lines of the eager memory that this rank writes next, if that is as many
@@ -195,7 +187,7 @@ impl<'a> RunningCall<'a> {
     /// Posts this rank's header, and returns the locations of its input and output in it.
     fn post_header(&mut self) -> Result<[BufferLocation; 2]> {
         let (host, request) = (self.host, self.request);
-        let (call, sequence) = (&request.signature.call, self.progress.sequence);
+        let (call, sequence) = (&request.call, self.progress.sequence);
         let input_bytes = if call.reads_input(host.rank) { self.input_bytes } else { 0 };
         let given_bytes = if call.gives_to_peers(host.rank) { self.input_bytes } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
@@ -230,42 +222,47 @@ impl<'a> RunningCall<'a> {
     fn input_location(&self, input_bytes: usize) -> BufferLocation {
         match (self.has_input_list() && input_bytes > 0, self.host.segment.spans_processes) {
             (false, _) => self.locate(self.request.input.pointer, input_bytes, false),
-            (true, false) => BufferLocation::List(self.blocks.as_ptr().expose_provenance()),
+            (true, false) => BufferLocation::List(self.blocks().as_ptr().expose_provenance()),
             // The blocks need not be in one block of symmetric memory.
             (true, true) => BufferLocation::Unreachable,
         }
     }
 
+    /// This rank's list, if its side with a block for each rank is one.
+    fn blocks(&self) -> &'a [Address] {
+        self.request.blocks.unwrap_or_default()
+    }
+
     fn has_list_of(&self, side: Side) -> bool {
-        side.is_per_rank && !self.blocks.is_empty()
+        side.is_per_rank && !self.blocks().is_empty()
     }
 
     /// Whether this rank's input is a list.
     pub(crate) fn has_input_list(&self) -> bool {
-        self.has_list_of(self.request.signature.call.input())
+        self.has_list_of(self.request.call.input())
     }
 
     /// The address of a block of this rank's input.
     pub(crate) fn input_block(&self, index: usize) -> *const u8 {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         match self.has_input_list() {
-            true => self.blocks[index].pointer,
+            true => self.blocks()[index].pointer,
             false => self.request.input.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 
     /// The address of a block of this rank's output.
     pub(crate) fn output_block(&self, index: usize) -> *mut u8 {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         match self.has_list_of(call.output()) {
-            true => self.blocks[index].pointer,
+            true => self.blocks()[index].pointer,
             false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 
     /// Where peers find this rank's output, if they may write it.
     fn output_location(&self) -> BufferLocation {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         match call.collective {
             Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.host.rank) => {
                 self.locate(self.request.output.pointer, call.block_bytes(), true)
@@ -308,7 +305,7 @@ impl<'a> RunningCall<'a> {
             let header = segment.slot(peer).call_header(sequence);
             header.is_some_and(|header| location(header) != BufferLocation::Unreachable)
         };
-        match self.request.signature.call.collective {
+        match self.request.call.collective {
             Collective::Broadcast { root } | Collective::Scatter { root } => Ok(is_reachable(root, CallHeader::input)),
             Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
             _ if input == BufferLocation::Unreachable => Ok(false),

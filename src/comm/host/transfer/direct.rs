@@ -24,7 +24,7 @@ const SHARED_REDUCE_BYTES: usize = 32 << 10;
 impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
     pub(crate) fn direct(&mut self) -> Result<()> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let rank = self.host.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
         let shares_reduce = self.shares_reduce()?;
@@ -60,7 +60,7 @@ impl RunningCall<'_> {
 
     /// Whether this is a reduce whose work all ranks share. They all find the same (invariant 6).
     fn shares_reduce(&mut self) -> Result<bool> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let Collective::Reduce { root, .. } = call.collective else { return Ok(false) };
         if call.block_bytes() < SHARED_REDUCE_BYTES {
             return Ok(false);
@@ -131,7 +131,7 @@ impl RunningCall<'_> {
 
     /// Copies a block of one peer's input into a block of this rank's output.
     fn fetch(&self, peer: GroupRank, source_offset: usize, target_block: usize) -> Result<()> {
-        let block = self.request.signature.call.block_bytes();
+        let block = self.request.call.block_bytes();
         let source = self.peer_address(peer, CallHeader::input, source_offset, block)?;
         self.copy_in(source, self.output_block(target_block), block)
     }
@@ -160,7 +160,7 @@ impl RunningCall<'_> {
         let n = self.host.segment.len();
         // An access touches each buffer. Its pieces are whole cache lines, or single elements where
         // there are too many buffers for a line of each.
-        let element = self.request.signature.call.data_type.byte_len();
+        let element = self.request.call.data_type.byte_len();
         let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
         let source_of =
@@ -187,7 +187,7 @@ impl RunningCall<'_> {
     /// This rank's share of the elements that all ranks reduce: where it begins, and its length, in
     /// bytes.
     fn share(&self) -> (usize, usize) {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         // Shares of whole cache lines, so that two ranks do not write the same one.
         let elements = call.block_elements.div_ceil(self.host.segment.len()).next_multiple_of(LINE);
         let share = elements * call.data_type.byte_len();

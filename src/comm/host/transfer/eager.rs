@@ -40,7 +40,7 @@ impl RunningCall<'_> {
     ///
     /// The target is valid for writes of `byte_len` bytes, the length of the input.
     pub(super) unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
-        let part = if self.has_input_list() { self.request.signature.call.block_bytes() } else { byte_len };
+        let part = if self.has_input_list() { self.request.call.block_bytes() } else { byte_len };
         for index in 0..byte_len / part.max(1) {
             let source = if self.has_input_list() { self.input_block(index) } else { self.request.input.pointer };
             // SAFETY: by the contract of `Backend` the input holds these bytes until the call
@@ -63,7 +63,7 @@ impl RunningCall<'_> {
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.
     /// `copy_of` finds the copy of a rank whose elements this one takes.
     pub(super) fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let (rank, block) = (self.host.rank, call.block_bytes());
         let input_of = |peer| if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
         let own_block = rank.index() * block;

@@ -1,22 +1,22 @@
 //! What a rank does with elements of float32 buffers that it takes: it moves or reduces them, and
 //! with a transport type it rounds each contribution as it reads it.
 
-use crate::collective::ReduceOperation;
+use crate::collective::{Collective, Purpose, ReduceOperation};
 use crate::comm::host::protocol::running_call::RunningCall;
-use crate::comm::signature::{Purpose, Signature};
 use crate::compute::{self, Stored};
 
 /// The longest output that is left in the processor's cache, in bytes.
 const LONGEST_OUTPUT: usize = 32 << 20;
 
-/// The same for a piece of a tensor dictionary, of which there are many.
-const LONGEST_TENSOR: usize = 1 << 20;
+/// The same for a broadcast that is a part of another call, of which there may be many.
+const LONGEST_PART: usize = 1 << 20;
 
 impl RunningCall<'_> {
     /// Whether this rank's output is longer than caches are. The weights of a model are in all.
     fn is_past_cache(&self) -> bool {
-        let Signature { purpose, call } = self.request.signature;
-        let longest = if purpose == Purpose::TensorDict { LONGEST_TENSOR } else { LONGEST_OUTPUT };
+        let call = &self.request.call;
+        let is_part = call.purpose != Purpose::COLLECTIVE && matches!(call.collective, Collective::Broadcast { .. });
+        let longest = if is_part { LONGEST_PART } else { LONGEST_OUTPUT };
         call.output_bytes(self.host.segment.len()) > longest
     }
 
@@ -27,7 +27,7 @@ impl RunningCall<'_> {
     /// The source is valid for reads and the target for writes of `byte_len` bytes, which are whole
     /// elements, and nothing else writes them during the call. They are the same or do not overlap.
     pub(super) unsafe fn move_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         // SAFETY: the caller's promise.
         unsafe {
             match call.wire_type {
@@ -47,7 +47,7 @@ impl RunningCall<'_> {
     pub(super) unsafe fn take_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
         // SAFETY: the caller's promise.
         unsafe {
-            match self.request.signature.call.wire_type {
+            match self.request.call.wire_type {
                 None if self.is_past_cache() => compute::copy_past_cache(source, target, byte_len),
                 _ => self.move_elements(source, target, byte_len),
             }
@@ -66,7 +66,7 @@ impl RunningCall<'_> {
         target: *mut u8,
         byte_len: usize,
     ) {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let count = byte_len / call.data_type.byte_len();
         // SAFETY: the caller's promise.
         unsafe {
@@ -83,7 +83,7 @@ impl RunningCall<'_> {
     /// its output. No peer reads it any more, and the peers' calls may have ended, so neither the
     /// deadline nor the interrupt hook ends this.
     pub(super) fn round_in_place(&self) {
-        let (call, rank) = (self.request.signature.call, self.host.rank);
+        let (call, rank) = (self.request.call, self.host.rank);
         if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
             return;
         }

@@ -45,7 +45,7 @@ struct Piece {
 impl RunningCall<'_> {
     /// Moves the elements through staging memory.
     pub(crate) fn staged(&mut self) -> Result<()> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_elements);
         // A stage holds one piece for all takers, or one for each.
         let stages_own = self.stages_own();
@@ -120,20 +120,20 @@ impl RunningCall<'_> {
 
     /// The type of the elements in stages.
     fn staged_type(&self) -> DataType {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         call.moved_type()
     }
 
     /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
     /// one type.
     fn stages_own(&self) -> bool {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         call.wire_type.is_some() && call.collective.reduce_op().is_some()
     }
 
     /// Writes what peers take in this round into this rank's stage.
     fn fill_stage(&self, piece: Piece) {
-        if !self.request.signature.call.input().is_per_rank {
+        if !self.request.call.input().is_per_rank {
             return self.stage(0, 0, piece);
         }
         let stage_for = |taker: GroupRank| self.stage(self.part_for(taker, self.host.rank), taker.index(), piece);
@@ -145,7 +145,7 @@ impl RunningCall<'_> {
 
     /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: Piece) -> Result<()> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let rank = self.host.rank;
         if !call.writes_output(rank) {
             return Ok(());
@@ -164,7 +164,7 @@ impl RunningCall<'_> {
 
     /// Copies a piece of a block of this rank's input into a part of its stage.
     fn stage(&self, part: usize, block: usize, piece: Piece) {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
         self.host.segment.write_stage(self.host.rank, piece.round, |stage| {
             let target = stage.wrapping_add(part * piece.len * self.staged_type().byte_len());
@@ -189,7 +189,7 @@ impl RunningCall<'_> {
     /// Where the piece is that `giver` gives to this rank in this round: in its stage, or in this
     /// rank's own input.
     fn piece_from(&self, giver: GroupRank, piece: Piece) -> *const u8 {
-        let (call, rank) = (self.request.signature.call, self.host.rank);
+        let (call, rank) = (self.request.call, self.host.rank);
         let is_per_rank = call.input().is_per_rank;
         if giver == rank && !self.stages_own() {
             let block = self.input_block(if is_per_rank { rank.index() } else { 0 });
@@ -202,7 +202,7 @@ impl RunningCall<'_> {
 
     /// Copies the piece that `giver` gives to this rank into a block of the output.
     fn take(&self, giver: GroupRank, block: usize, piece: Piece) {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let byte_len = piece.len * call.data_type.byte_len();
         let (source, start) = (self.piece_from(giver, piece), piece.start * call.data_type.byte_len());
         let target = self.output_block(block).wrapping_add(start);
@@ -223,7 +223,7 @@ impl RunningCall<'_> {
 
     /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
     fn reduce_stages(&self, reduce_op: ReduceOperation, piece: Piece) -> Result<()> {
-        let call = self.request.signature.call;
+        let call = self.request.call;
         let target = self.request.output.pointer.wrapping_add(piece.start * call.data_type.byte_len());
         self.with_addresses(
             |giver| Ok(self.piece_from(giver, piece)),
