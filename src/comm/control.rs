@@ -21,22 +21,9 @@ const REPLAY: Purpose = Purpose::new("a run that replays CUDA graph % of context
 const CAPTURE: Purpose = Purpose::new("run #, in a capture of the caller's", PurposeKind::AwaitedAnnouncement);
 const PLAIN_RUN: Purpose = Purpose::new("run #, in no capture", PurposeKind::Announcement);
 
-/// Which CUDA graph a run replays: the context's number, and the graph's in the context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GraphNumber {
-    pub(crate) context: u32,
-    pub(crate) graph: u8,
-}
-
-impl GraphNumber {
-    /// As the number of an announcement.
-    fn to_word(self) -> usize {
-        (self.context as usize) << u8::BITS | usize::from(self.graph)
-    }
-
-    fn from_word(word: usize) -> Self {
-        GraphNumber { context: (word >> u8::BITS) as u32, graph: word as u8 }
-    }
+/// The number of an announcement, or a vote: a run or a context, and graphs of the context.
+fn word_of(number: u64, graphs: u8) -> usize {
+    (number as usize) << u8::BITS | usize::from(graphs)
 }
 
 /// What ranks say to [`Control::choose_graph`]: one bit for each graph that they could replay.
@@ -61,27 +48,28 @@ impl Control {
     /// Begins a run for which every rank asks which graph it replays. Waits for all ranks.
     /// Collective.
     pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
-        let own = GraphNumber { context, graph: could_replay }.to_word() as i64;
+        let own = word_of(context.into(), could_replay) as i64;
         let mut all = vec![0i64; self.host.world_size() as usize];
         let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(CHOOSE_GRAPH);
         let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
         unsafe { self.run(Request::new(call, sides, deadline))? };
         self.runs.fetch_add(1, Ordering::Relaxed);
-        let votes = all.iter().map(|word| GraphNumber::from_word(*word as usize));
-        if let Some(other) = votes.clone().position(|vote| vote.context != context) {
+        let context_of = |vote: i64| vote >> u8::BITS;
+        if let Some(other) = all.iter().position(|vote| context_of(*vote) != i64::from(context)) {
             let (rank, own_rank) = (self.host.origin(Rank(other as u32)), self.host.origin(self.host.rank()));
-            let other = all[other] >> 8;
+            let other = context_of(all[other]);
             bail!(Disagreement, "rank {rank} runs context {other}, and rank {own_rank} context {context}");
         }
         let none = Votes { every: u8::MAX, some: 0 };
-        Ok(votes.fold(none, |votes, vote| Votes { every: votes.every & vote.graph, some: votes.some | vote.graph }))
+        let graphs = all.iter().map(|vote| *vote as u8);
+        Ok(graphs.fold(none, |votes, vote| Votes { every: votes.every & vote, some: votes.some | vote }))
     }
 
     /// Begins a run that replays a graph. Waits for no rank; one that does something else is an
     /// error of a later call, or of [`check`](Self::check). Collective.
-    pub(crate) fn replay(&self, graph: GraphNumber, deadline: Instant) -> Result<()> {
-        self.announce(REPLAY, graph.to_word(), deadline)?;
+    pub(crate) fn replay(&self, context: u32, graph: u8, deadline: Instant) -> Result<()> {
+        self.announce(REPLAY, word_of(context.into(), graph), deadline)?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -89,7 +77,7 @@ impl Control {
     /// Begins a run in a capture of the caller's. Waits until all ranks capture. Collective.
     pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
         let number = self.runs.load(Ordering::Relaxed) + 1;
-        self.announce(CAPTURE, (number as usize) << u8::BITS, deadline)?;
+        self.announce(CAPTURE, word_of(number, 0), deadline)?;
         self.runs.store(number, Ordering::Release);
         Ok(())
     }

@@ -43,7 +43,7 @@ use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
-pub(crate) use control::{GraphNumber, Votes};
+pub(crate) use control::Votes;
 pub(crate) use groups::not_a_member;
 pub use nccl::NcclId;
 

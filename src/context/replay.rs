@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::recordings::{MAX_RECORDINGS, Recordings, Step};
 use super::run::RunIo;
 use super::shapes::Shapes;
-use crate::comm::{Communicator, Control, GraphNumber, SharedGraph, Votes};
+use crate::comm::{Communicator, Control, SharedGraph, Votes};
 use crate::cuda::{Capture, CudaStream, Graph};
 use crate::error::{Result, error};
 use crate::util::lock;
@@ -145,7 +145,7 @@ impl Replays {
         let could_replay = fitting.fold(0, |mask, (number, _)| mask | 1 << number);
         if let Some(number) = self.recordings.certain(could_replay) {
             if let Deciders::All(control, context) = deciders {
-                control.replay(GraphNumber { context, graph: number as u8 }, deadline)?;
+                control.replay(context, number as u8, deadline)?;
             }
             return Ok(Step::Replay(number));
         }

@@ -510,9 +510,9 @@ mod tests {
             communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
             calls.take()
         };
-        let call = |call: &str| format!("broadcast_tensor_dict: {call}");
-        let hello = call("all_gather of 7 int64");
-        let pieces = [4 << 20, 36].map(|len| call(&format!("broadcast from group rank 0 of {len} uint8")));
+        let hello = NAME.to_owned();
+        let part = |len: usize| format!("{NAME} (broadcast from group rank 0 of {len} uint8)");
+        let pieces = [4 << 20, 36].map(part);
         assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());
         assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());
 
@@ -522,8 +522,7 @@ mod tests {
         dict.insert("c", strided);
         communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
         let schema_len = EncodedSchema::of(&dict).expect("it is short").bytes.len();
-        let schema = call(&format!("broadcast from group rank 0 of {schema_len} uint8"));
-        let pieces = [4 << 20, 14].map(|len| call(&format!("broadcast from group rank 0 of {len} uint8")));
-        assert_eq!(calls.take(), [&[hello.clone(), schema, hello], &pieces[..]].concat());
+        let pieces = [4 << 20, 14].map(part);
+        assert_eq!(calls.take(), [&[hello.clone(), part(schema_len), hello], &pieces[..]].concat());
     }
 }
