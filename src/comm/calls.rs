@@ -12,7 +12,7 @@ use crate::error::{Error, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
-use crate::stream::Watch;
+use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::interrupt;
 
 impl Communicator {
@@ -49,6 +49,11 @@ impl Communicator {
     /// Says in an error which rank and call it is about.
     pub(crate) fn about(&self, what: &dyn fmt::Display, error: Error) -> Error {
         error.on_rank(self.origin_rank()).about(|| what.to_string())
+    }
+
+    /// Gives a call of this communicator to a stream. It takes its place in the order now.
+    pub(crate) fn submit<T: Task>(&self, task: T, stream: &Stream) -> Work<T> {
+        stream.submit(task, Some(self.order(Extent::Communicator)), None)
     }
 
     /// The backend, as waits for enqueued work ask it.

@@ -104,7 +104,7 @@ impl Communicator {
             return Err(EnqueueError::new(broadcast.label(error), dict));
         }
         dict.task = Some(Box::new(broadcast));
-        Ok(stream.submit(dict, Some(self.order(Extent::Communicator)), None))
+        Ok(self.submit(dict, stream))
     }
 }
 

@@ -1,7 +1,7 @@
 //! From the arguments of an eager call to the call that a backend gets.
 
 use crate::collective::{Call, Collective, Geometry, Side, check_type, check_wire_type};
-use crate::comm::Communicator;
+use crate::comm::{Communicator, Request};
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
@@ -11,12 +11,20 @@ use crate::util::text::count_of;
 /// The type and the number of elements of a buffer; `None` if the caller gives no buffer.
 pub(super) type Given = Option<(DataType, usize)>;
 
-/// The type and the length of a tensor.
-pub(super) fn given(raw: Option<&RawTensor>) -> Given {
-    raw.map(|raw| (raw.data_type, raw.element_count()))
-}
-
 impl Communicator {
+    /// A collective on these buffers, with a null address where there is none. Checks all that the
+    /// arguments show without the addresses.
+    pub(super) fn request(
+        &self,
+        collective: Collective<Rank>,
+        sides: [Option<&RawTensor>; 2],
+    ) -> Result<Request<'static>> {
+        let [input, output] = sides.map(|raw| raw.map(|raw| (raw.data_type, raw.element_count())));
+        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
+        let sides = sides.map(|raw| raw.map_or(none, RawTensor::located));
+        Ok(Request::new(self.call(collective, input, output)?, sides, self.deadline()))
+    }
+
     /// The call of an operation on buffers of these types and lengths. Checks all that a call's
     /// arguments show without the addresses.
     pub(super) fn call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
@@ -86,11 +94,5 @@ impl Communicator {
         output: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<TensorViewMut<'a>> {
         output.try_into().map_err(|error| self.label(collective, error.into()))
-    }
-
-    /// The addresses of buffers; null where there is none.
-    pub(super) fn addresses(&self, sides: [Option<&RawTensor>; 2]) -> [Address; 2] {
-        let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
-        sides.map(|raw| raw.map_or(none, RawTensor::located))
     }
 }

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::arguments::given;
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::{Communicator, RawCollective, Request};
+use crate::comm::{Communicator, RawCollective};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
-use crate::issue_order::Extent;
 use crate::memory::{Buffer, TensorView, TensorViewMut};
 use crate::rank::Rank;
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
@@ -220,7 +218,7 @@ impl Communicator {
         match self.own_task(collective, &mut operands, stream) {
             Ok(task) => {
                 operands.task = task;
-                Ok(stream.submit(operands, Some(self.order(Extent::Communicator)), None))
+                Ok(self.submit(operands, stream))
             }
             Err(error) => Err(EnqueueError::new(error, operands)),
         }
@@ -241,10 +239,8 @@ impl Communicator {
         }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));
-        let [input, output] = [input.as_ref(), output.as_ref()];
-        let call = self.call(collective, given(input), given(output))?;
-        let request = Request::new(call, self.addresses([input, output]), self.deadline());
-        RawCollective::checked(self, Request { stream: stream.as_cuda(), ..request })
+        let request = self.request(collective, [input.as_ref(), output.as_ref()])?;
+        RawCollective::checked(self, request, stream)
     }
 }
 

@@ -9,7 +9,6 @@ use crate::comm::Communicator;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, error};
-use crate::issue_order::Extent;
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::TransferType;
 use crate::rank::Rank;
@@ -281,7 +280,7 @@ impl Communicator {
         let call = Call { communicator: self.clone(), name, requests, deadline };
         let messages = Messages { content, call: Some(call), received };
         Ok(match self.default_stream() {
-            Some(stream) => Stream::of_cuda(stream).submit(messages, Some(self.order(Extent::Communicator)), None),
+            Some(stream) => self.submit(messages, &Stream::of_cuda(stream)),
             None => self.start_messages(messages, deadline),
         })
     }

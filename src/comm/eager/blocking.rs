@@ -1,12 +1,11 @@
 //! Calls that return when their result is there.
 
-use super::arguments::given;
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Collective, ReduceOperation};
 use crate::comm::{Communicator, Request};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::issue_order::Extent;
-use crate::memory::{Address, TensorView, TensorViewMut};
+use crate::memory::{TensorView, TensorViewMut};
 use crate::rank::Rank;
 
 /// # Collectives
@@ -221,9 +220,9 @@ impl Communicator {
         mut output: Option<TensorViewMut<'_>>,
     ) -> Result<()> {
         let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
-        let call = self.call(collective, given(input), given(output))?;
-        // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { self.run_in_turn(&call, self.addresses([input, output])) }
+        let request = self.request(collective, [input, output])?;
+        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
+        unsafe { self.run_in_turn(request) }
     }
 
     /// [`collective`](Self::collective) on what the caller gives.
@@ -245,10 +244,9 @@ impl Communicator {
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<()> {
         let mut view = self.view_mut(&collective, buffer)?;
-        let raw = Some(view.raw());
-        let call = self.call(collective, given(raw), given(raw))?;
-        // SAFETY: `call` has compared the lengths of the buffer, which is borrowed.
-        unsafe { self.run_in_turn(&call, self.addresses([raw, raw])) }
+        let request = self.request(collective, [Some(view.raw()); 2])?;
+        // SAFETY: `request` has compared the lengths of the buffer, which is borrowed.
+        unsafe { self.run_in_turn(request) }
     }
 
     /// Runs a call on this thread when the calls that this rank made before have ended.
@@ -257,10 +255,9 @@ impl Communicator {
     ///
     /// The buffers that the call uses on this rank are valid for the lengths that it says, and used
     /// by nothing else during the call.
-    unsafe fn run_in_turn(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
-        let deadline = self.deadline();
+    unsafe fn run_in_turn(&self, request: Request<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
-        let run = || unsafe { self.run(Request::new(*call, sides, deadline)) };
-        self.in_turn(Extent::Communicator, &call.collective.operation(), deadline, run)
+        let run = || unsafe { self.run(request) };
+        self.in_turn(Extent::Communicator, &request.call.collective.operation(), request.deadline, run)
     }
 }

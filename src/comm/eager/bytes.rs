@@ -3,7 +3,6 @@
 
 use std::time::Instant;
 
-use super::arguments::given;
 use crate::collective::{Collective, Purpose, PurposeKind};
 use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail, error};
@@ -184,10 +183,10 @@ impl<'a> BytesExchange<'a> {
         let (communicator, output) = (self.communicator, output.as_mut().map(TensorViewMut::raw));
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.as_ref().map(TensorView::raw).or(output.filter(|_| can_use_output));
-        let call = communicator.call(collective, given(input), given(output))?.for_purpose(self.purpose);
-        let sides = communicator.addresses([input, output]);
-        // SAFETY: `call` has compared the lengths of the buffers, which are borrowed.
-        unsafe { communicator.run(Request::new(call, sides, self.deadline)) }
+        let request = communicator.request(collective, [input, output])?;
+        let call = request.call.for_purpose(self.purpose);
+        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
+        unsafe { communicator.run(Request { call, deadline: self.deadline, ..request }) }
     }
 
     /// How many bytes of one rank travel in one round.

@@ -1,13 +1,11 @@
 //! The list forms of scatter, gather and all_gather: one tensor for each rank, in place of one that
 //! holds all of them.
 
-use super::arguments::given;
 use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
 use crate::collective::{Call, Collective, check_wire_type};
 use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail, error};
-use crate::issue_order::Extent;
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::{MovedType, TransferType};
 use crate::rank::{GroupRank, Rank};
@@ -175,7 +173,7 @@ impl Communicator {
         let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
         let list = list.iter().map(raw).collect();
         let task = self.list_task(collective, Some(raw(&one)), Some(list), data_type.moved(), stream)?;
-        Ok(stream.submit(task, Some(self.order(Extent::Communicator)), None))
+        Ok(self.submit(task, stream))
     }
 
     /// The views of a list that is written.
@@ -196,8 +194,7 @@ impl Communicator {
     ) -> Result<()> {
         let stream = Stream::inline();
         let task = self.list_task(collective, one, list, None, &stream)?;
-        let work = stream.submit(task, Some(self.order(Extent::Communicator)), None);
-        work.wait().map(drop).map_err(Error::from)
+        self.submit(task, &stream).wait().map(drop).map_err(Error::from)
     }
 
     /// A call on a list, which has been checked.
@@ -253,12 +250,11 @@ impl Communicator {
             }
             None => None,
         };
-        let [input, output] = if is_scatter { [whole, one] } else { [one, whole] };
-        let [input, output] = [input.as_ref(), output.as_ref()];
-        let call = self.call(collective, given(input), given(output))?;
+        let sides = if is_scatter { [whole.as_ref(), one.as_ref()] } else { [one.as_ref(), whole.as_ref()] };
+        let request = self.request(collective, sides)?;
         let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
-        let request = Request::new(Call { only_moved, ..call }, self.addresses([input, output]), self.deadline());
-        let checked = self.check_request(Request { blocks: Some(&blocks), stream: stream.as_cuda(), ..request })?;
+        let (call, stream) = (Call { only_moved, ..request.call }, stream.as_cuda());
+        let checked = self.check_request(Request { call, blocks: Some(&blocks), stream, ..request })?;
         Ok(RawCollective::new(self, &checked, None))
     }
 }

@@ -8,8 +8,7 @@ use crate::collective::{Call, Collective, Purpose};
 use crate::comm::{Backend, Checked, Communicator, Request};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail};
-use crate::issue_order::Extent;
-use crate::memory::Address;
+use crate::memory::{Address, RawTensor};
 use crate::moved_type::TransferType;
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
@@ -77,16 +76,12 @@ impl Communicator {
         let n = self.world_size() as usize;
         let data_type = data_type.into();
         self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let (carrier, block) = (data_type.carrier(), block_elements * data_type.carrier_count());
-        let operation = collective.operation();
-        let [input_elements, output_elements] =
-            [operation.input_blocks(n), operation.output_blocks(n)].map(|blocks| blocks * block);
-        let call = self.call(collective, Some((carrier, input_elements)), Some((carrier, output_elements)))?;
-        let call = Call { only_moved: data_type.moved(), ..call };
-        let space = self.space();
-        let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        let request = Request { stream: stream.as_cuda(), ..Request::new(call, sides, self.deadline()) };
-        Ok(stream.submit(RawCollective::checked(self, request)?, Some(self.order(Extent::Communicator)), None))
+        let (operation, block) = (collective.operation(), block_elements * data_type.carrier_count());
+        let [input, output] = [(input.cast_mut(), operation.input_blocks(n)), (output, operation.output_blocks(n))]
+            .map(|(address, blocks)| RawTensor::flat(self.space(), address, data_type.carrier(), blocks * block));
+        let request = self.request(collective, [Some(&input), Some(&output)])?;
+        let call = Call { only_moved: data_type.moved(), ..request.call };
+        Ok(self.submit(RawCollective::checked(self, Request { call, ..request }, stream)?, stream))
     }
 
     /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
@@ -98,8 +93,8 @@ impl Communicator {
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
     pub fn enqueue_barrier(&self, stream: &Stream) -> Result<Work<RawCollective>> {
-        let request = Request { stream: stream.as_cuda(), ..Request::barrier(Purpose::BARRIER, self.deadline()) };
-        Ok(stream.submit(RawCollective::checked(self, request)?, Some(self.order(Extent::Communicator)), None))
+        let request = Request::barrier(Purpose::BARRIER, self.deadline());
+        Ok(self.submit(RawCollective::checked(self, request, stream)?, stream))
     }
 
     /// Checks that the operation takes the type, and that memory can hold a block for each rank.
@@ -131,7 +126,8 @@ impl Communicator {
 impl RawCollective {
     /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
     /// runs.
-    pub(super) fn checked(communicator: &Communicator, request: Request<'_>) -> Result<Self> {
+    pub(super) fn checked(communicator: &Communicator, request: Request<'_>, stream: &Stream) -> Result<Self> {
+        let request = Request { stream: stream.as_cuda(), ..request };
         let checked = communicator.check_request(request).map_err(|e| communicator.about(&request.call, e))?;
         Ok(RawCollective::new(communicator, &checked, None))
     }
