@@ -223,11 +223,8 @@ impl Communicator {
     /// As [`enqueue_messages`](Self::enqueue_messages).
     pub unsafe fn execute_message(&self, message: &RawMessage) -> Result<Received> {
         let name = if message.dst.is_some() { "send" } else { "recv" };
-        let delivery = self.request_of_raw(message).and_then(|request| {
-            // SAFETY: the caller's promise.
-            unsafe { self.run_message(name, &request) }
-        });
-        delivery.map(Received::of).map_err(|error| self.about(&name, error))
+        // SAFETY: the caller's promise.
+        unsafe { self.run_message(name, self.request_of_raw(message)) }
     }
 
     fn begin_one(

@@ -118,13 +118,10 @@ impl Communicator {
         dst: impl Into<Rank>,
         tag: u32,
     ) -> Result<()> {
-        let dst = dst.into();
-        let sent = buffer.try_into().map_err(Into::into).and_then(|view| {
-            let message = self.message(Some(dst), Source::Any, tag, *view.raw())?;
-            // SAFETY: the view borrows the bytes during the call.
-            unsafe { self.run_message("send", &message) }
-        });
-        sent.map(drop).map_err(|error| self.about(&"send", error))
+        let view = buffer.try_into().map_err(|error| self.about(&"send", error.into()))?;
+        let message = self.message(Some(dst.into()), Source::Any, tag, *view.raw());
+        // SAFETY: the view borrows the bytes during the call.
+        unsafe { self.run_message("send", message) }.map(drop)
     }
 
     /// Receives a message with a tag from 0 to [`MAX_TAG`] into the beginning of a buffer. `src` is
@@ -139,13 +136,10 @@ impl Communicator {
         src: impl Into<Source>,
         tag: u32,
     ) -> Result<Received> {
-        let src = src.into();
-        let received = buffer.try_into().map_err(Into::into).and_then(|mut view| {
-            let message = self.message(None, src, tag, *view.raw())?;
-            // SAFETY: the view borrows the bytes during the call.
-            unsafe { self.run_message("recv", &message) }
-        });
-        received.map(Received::of).map_err(|error| self.about(&"recv", error))
+        let mut view = buffer.try_into().map_err(|error| self.about(&"recv", error.into()))?;
+        let message = self.message(None, src.into(), tag, *view.raw());
+        // SAFETY: the view borrows the bytes during the call.
+        unsafe { self.run_message("recv", message) }
     }
 
     /// The message that a backend gets: to `dst` if there is one, else from `src`. Checks what the
@@ -171,22 +165,25 @@ impl Communicator {
         Ok(message)
     }
 
-    /// Sends or receives a message.
+    /// Sends or receives a message, unless its arguments are wrong.
     ///
     /// # Safety
     ///
     /// As [`Backend::run_message`](crate::comm::backend::Backend::run_message).
-    pub(super) unsafe fn run_message(&self, name: &str, message: &MessageRequest) -> Result<Delivery> {
-        self.check_message_space(message, true)?;
-        let deadline: Instant = self.deadline();
-        // SAFETY: the caller's promise.
-        let run = || unsafe { self.backend.run_message(message, deadline) };
-        if self.default_stream().is_some() {
-            return self.in_turn(Extent::Communicator, &name, deadline, run);
-        }
-        self.check_process()?;
-        interrupt::check_may_wait()?;
-        run()
+    pub(super) unsafe fn run_message(&self, name: &str, message: Result<MessageRequest>) -> Result<Received> {
+        let delivery = message.and_then(|message| {
+            self.check_message_space(&message, true)?;
+            let deadline: Instant = self.deadline();
+            // SAFETY: the caller's promise.
+            let run = || unsafe { self.backend.run_message(&message, deadline) };
+            if self.default_stream().is_some() {
+                return self.in_turn(Extent::Communicator, &name, deadline, run);
+            }
+            self.check_process()?;
+            interrupt::check_may_wait()?;
+            run()
+        });
+        delivery.map(Received::of).map_err(|error| self.about(&name, error))
     }
 
     /// Checks that the backend reaches the buffer of a message; if the call waits, it may copy host
