@@ -8,7 +8,7 @@
 //! | [`shape`], [`layout`] | dimensions; how the elements of inputs are reached in the order of an output |
 //! | [`reduce_operation`], [`wire_type`] | how elements are reduced, and in which type they travel |
 //! | [`compute`] | reductions, conversions, element-wise arithmetic, transposes and slices, on raw memory |
-//! | [`error`], [`rank`] | the error of all calls, and the ranks that it names |
+//! | [`mod@error`], [`rank`] | the error of all calls, and the ranks that it names |
 //!
 //! # Features
 //!

@@ -46,7 +46,7 @@ impl Communicator {
     /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
     /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
     /// all_reduce, broadcast and reduce. `data_type` is a [`DataType`](crate::DataType), or in
-    /// operations that do not reduce a [`MovedType`].
+    /// operations that do not reduce a [`MovedType`](crate::comm::MovedType).
     ///
     /// # Safety
     ///
@@ -60,7 +60,7 @@ impl Communicator {
     /// - The elements are more than memory can hold.
     /// - An address that this rank uses is null or not aligned to the element, or both overlap in
     ///   another way than [`InPlace`](crate::collective::InPlace) says. A
-    ///   [`MovedType`] needs no alignment.
+    ///   [`MovedType`](crate::comm::MovedType) needs no alignment.
     /// - The stream is not for the communicator's memory.
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
