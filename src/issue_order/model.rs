@@ -2,6 +2,8 @@
 //! ticket that is never dropped, or a missing notification, shows as a deadlock: waits have no
 //! timeout here.
 
+use std::time::Duration;
+
 use loom::sync::mpsc::{Receiver, Sender, channel};
 use loom::thread;
 
