@@ -175,3 +175,12 @@ impl<'a> Wait<'a> {
         }
     }
 }
+
+#[test]
+fn what_is_there_at_the_deadline_is_found() {
+    let mut wait = Wait::until(Instant::now());
+    assert!(matches!(wait.on(&Mutex::new(Some(1)), &Condvar::new(), Option::take), Ok(1)));
+    assert!(matches!(wait.on(&Mutex::new(()), &Condvar::new(), |()| None::<u32>), Err(Stopped::Late)));
+    assert!(matches!(wait.pause(), Err(Stopped::Late)));
+    assert_eq!(Stopped::Late.error("while it waited", "it was late").to_string(), "it was late");
+}
