@@ -1,48 +1,15 @@
 //! Tensors on GPUs: where they are, and on which CUDA stream their elements are made.
 
-use distcollective::tensor::MemorySpace;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::tensor::{Description, Place, describe_array};
+use super::description::{Description, Place, describe_array};
 
 /// CUDA's default stream. `__cuda_array_interface__` and DLPack call it 1.
 const DEFAULT_STREAM: usize = 0;
 const DEFAULT_STREAM_OF_INTERFACES: usize = 1;
-
-impl Place {
-    /// The CUDA stream on which the elements are made.
-    pub(super) fn stream(self) -> Option<usize> {
-        match self {
-            Place::Host => None,
-            Place::Gpu { stream, .. } => stream,
-        }
-    }
-
-    /// Checks that a tensor is in the memory of a group.
-    pub(super) fn check(self, space: MemorySpace) -> PyResult<()> {
-        let problem = match (self, space) {
-            (Place::Host, MemorySpace::Host) | (Place::Gpu { ordinal: None, .. }, MemorySpace::Cuda(_)) => {
-                return Ok(());
-            }
-            (Place::Gpu { ordinal: Some(ordinal), .. }, MemorySpace::Cuda(own)) if ordinal == own => return Ok(()),
-            (Place::Host, _) => {
-                format!(
-                    "it is in host memory, and the group's tensors are in {space}; give a copy there, or use a group of gloo"
-                )
-            }
-            (Place::Gpu { ordinal, .. }, _) => {
-                let gpu = ordinal.map_or("a GPU".to_owned(), |ordinal| format!("GPU {ordinal}"));
-                format!(
-                    "it is on {gpu}, and the group's tensors are in {space}; give a copy there, such as tensor.cpu()"
-                )
-            }
-        };
-        Err(PyValueError::new_err(problem))
-    }
-}
 
 /// Where a torch tensor is that is not on the CPU.
 pub(super) fn place_of_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Place> {

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use super::cuda;
+use super::description::{Description, Place};
 use super::element::Element;
 use super::strided::Strided;
-use super::tensor::{Description, Place};
 
 /// `DLTensor`.
 #[repr(C)]

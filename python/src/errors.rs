@@ -1,5 +1,6 @@
 //! The library's errors as Python's exceptions, which `distcollective/errors.py` defines.
 
+use std::cell::RefCell;
 use std::error::Error as _;
 
 use distcollective::{Error, ErrorKind};
@@ -7,7 +8,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use super::interrupt;
+thread_local! {
+    /// What a signal handler raised in a wait of this thread.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
 
 /// Calls the library without the interpreter.
 ///
@@ -15,20 +19,30 @@ use super::interrupt;
 ///
 /// The library's error as an exception; or what a signal handler of the program raised.
 pub(super) fn call<R: Send>(py: Python<'_>, act: impl FnOnce() -> Result<R, Error> + Send) -> PyResult<R> {
-    interrupt::check_raised()?;
+    check_raised()?;
     py.detach(act).map_err(|error| exception(py, &error))
 }
 
 /// The exception of an error of the library. If a signal handler of the program raised an exception
 /// in the call, it is that one, whatever the error is: the wait may have ended otherwise meanwhile.
 pub(super) fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    if let Err(raised) = interrupt::check_raised() {
+    if let Err(raised) = check_raised() {
         return raised;
     }
     match new_exception(py, error) {
         Ok(exception) => PyErr::from_value(exception),
         Err(failed) => failed,
     }
+}
+
+/// Raises what a signal handler has raised in a wait of this thread, if no call has done so.
+pub(super) fn check_raised() -> PyResult<()> {
+    RAISED.take().map_or(Ok(()), Err)
+}
+
+/// Has the call of the library on this thread raise an exception, which is not an error of its own.
+pub(super) fn raise_after_call(raised: PyErr) {
+    RAISED.set(Some(raised));
 }
 
 fn new_exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {

@@ -1,17 +1,15 @@
 //! Ctrl-C: the library's waits run Python's signal handlers.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use distcollective::interrupt::set_interrupt_hook;
 use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 
-use super::errors::exception;
+use super::errors::{exception, raise_after_call};
 
 thread_local! {
-    /// What a signal handler raised in a wait of this thread.
-    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     /// Whether a wait of this thread runs signal handlers now.
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
@@ -23,7 +21,7 @@ pub(super) fn install(py: Python<'_>) -> PyResult<()> {
     let installed = py.detach(|| {
         set_interrupt_hook(|| match Python::try_attach(run_handlers) {
             Some(Err(raised)) => {
-                RAISED.set(Some(raised));
+                raise_after_call(raised);
                 ControlFlow::Break(())
             }
             Some(Ok(())) | None => ControlFlow::Continue(()),
@@ -52,14 +50,4 @@ pub(super) fn check_may_wait(py: Python<'_>) -> PyResult<()> {
     let text =
         "a signal handler that runs inside a wait of this package cannot wait for work; let it set a flag instead";
     Err(exception(py, &Error::new(ErrorKind::InvalidArgument, text)))
-}
-
-/// Raises what a signal handler has raised in a wait of this thread, if no call has done so.
-pub(super) fn check_raised() -> PyResult<()> {
-    RAISED.take().map_or(Ok(()), Err)
-}
-
-/// Has the call of the library on this thread raise an exception, which is not an error of its own.
-pub(super) fn raise_after_call(raised: PyErr) {
-    RAISED.set(Some(raised));
 }

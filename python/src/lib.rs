@@ -3,6 +3,7 @@
 
 mod communicator;
 mod cuda;
+mod description;
 mod dlpack;
 mod element;
 mod environment;

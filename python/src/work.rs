@@ -8,7 +8,7 @@ use distcollective::comm::{Messages, RawCollective, Received};
 use distcollective::{Error, ErrorKind};
 use pyo3::prelude::*;
 
-use super::errors::exception;
+use super::errors::{self, exception};
 use super::interrupt;
 use super::tensor::Tensor;
 
@@ -182,7 +182,7 @@ impl Work {
     pub(super) fn wait_until(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<()> {
         self.check_process(py)?;
         interrupt::check_may_wait(py)?;
-        interrupt::check_raised()?;
+        errors::check_raised()?;
         let left = || deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         loop {
             if let Some(mut state) = self.try_state() {
@@ -245,7 +245,7 @@ impl Work {
 
     /// The error of a call that has ended with one.
     fn exception(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
-        interrupt::check_raised()?;
+        errors::check_raised()?;
         Ok(self.result(py)?.and_then(Result::err).map(|error| exception(py, &error)))
     }
 

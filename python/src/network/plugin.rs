@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::interrupt;
+use crate::errors;
 use crate::tensor::{Access, Tensor};
 
 /// A plugin of Python.
@@ -50,7 +50,7 @@ fn failed(py: Python<'_>, raised: PyErr) -> Error {
     }
     // Ctrl-C, or the end of the program: it goes on behind this call.
     let error = Error::new(ErrorKind::Interrupted, format!("the plugin was interrupted by {raised}"));
-    interrupt::raise_after_call(raised);
+    errors::raise_after_call(raised);
     error
 }
 
