@@ -14,6 +14,8 @@ pub(crate) enum PurposeKind {
     Counted,
     /// It is a part of a call of the library, which may have several.
     Part,
+    /// It is one of many parts that bring long data, such as the weights of a model.
+    Bulk,
     /// It is about a run of a context as a whole.
     Run,
     /// The same, where ranks only compare the call. Its `block_elements` is then any number, no
@@ -69,6 +71,10 @@ impl Purpose {
 
     pub(crate) fn is_counted(self) -> bool {
         self.kind() == PurposeKind::Counted as u8
+    }
+
+    pub(crate) fn is_bulk(self) -> bool {
+        self.kind() == PurposeKind::Bulk as u8
     }
 
     pub(crate) fn is_run(self) -> bool {

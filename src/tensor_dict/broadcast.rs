@@ -26,7 +26,7 @@ use crate::util::text::count_of;
 
 /// The call, as errors name it.
 const NAME: &str = "broadcast_tensor_dict";
-pub(super) const PURPOSE: Purpose = Purpose::new(NAME, PurposeKind::Part);
+pub(super) const PURPOSE: Purpose = Purpose::new(NAME, PurposeKind::Bulk);
 
 impl Communicator {
     /// Gives every rank the tensors of the source's dictionary. Collective.

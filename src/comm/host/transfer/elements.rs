@@ -1,22 +1,21 @@
 //! What a rank does with elements of float32 buffers that it takes: it moves or reduces them, and
 //! with a transport type it rounds each contribution as it reads it.
 
-use crate::collective::{Collective, Purpose, ReduceOperation};
+use crate::collective::ReduceOperation;
 use crate::comm::host::protocol::running_call::RunningCall;
 use crate::compute::{self, Stored};
 
 /// The longest output that is left in the processor's cache, in bytes.
 const LONGEST_OUTPUT: usize = 32 << 20;
 
-/// The same for a broadcast that is a part of another call, of which there may be many.
+/// The same for one of many parts of a call.
 const LONGEST_PART: usize = 1 << 20;
 
 impl RunningCall<'_> {
     /// Whether this rank's output is longer than caches are. The weights of a model are in all.
     fn is_past_cache(&self) -> bool {
         let call = &self.request.call;
-        let is_part = call.purpose != Purpose::COLLECTIVE && matches!(call.collective, Collective::Broadcast { .. });
-        let longest = if is_part { LONGEST_PART } else { LONGEST_OUTPUT };
+        let longest = if call.purpose.is_bulk() { LONGEST_PART } else { LONGEST_OUTPUT };
         call.output_bytes(self.host.segment.len()) > longest
     }
 
