@@ -9,7 +9,7 @@ use crate::rank::{GroupRank, Rank};
 use crate::util::text::count_of;
 
 /// The type and the number of elements of a buffer; `None` if the caller gives no buffer.
-pub(super) type Given = Option<(DataType, usize)>;
+type Given = Option<(DataType, usize)>;
 
 impl Communicator {
     /// A collective on these buffers, with a null address where there is none. Checks all that the
@@ -19,16 +19,10 @@ impl Communicator {
         collective: Collective<Rank>,
         sides: [Option<&RawTensor>; 2],
     ) -> Result<Request<'static>> {
-        let [input, output] = sides.map(|raw| raw.map(|raw| (raw.data_type, raw.element_count())));
+        let call = self.call(collective, sides.map(|raw| raw.map(|raw| (raw.data_type, raw.element_count()))));
         let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
         let sides = sides.map(|raw| raw.map_or(none, RawTensor::located));
-        Ok(Request::new(self.call(collective, input, output)?, sides, self.deadline()))
-    }
-
-    /// The call of an operation on buffers of these types and lengths. Checks all that a call's
-    /// arguments show without the addresses.
-    pub(super) fn call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
-        self.checked_call(collective, input, output).map_err(|error| self.label(&collective, error))
+        Ok(Request::new(call.map_err(|error| self.label(&collective, error))?, sides, self.deadline()))
     }
 
     /// Says in an error which rank and operation it is about.
@@ -36,7 +30,8 @@ impl Communicator {
         self.about(&collective.operation(), error)
     }
 
-    fn checked_call(&self, collective: Collective<Rank>, input: Given, output: Given) -> Result<Call> {
+    /// The call of an operation on buffers of these types and lengths.
+    fn call(&self, collective: Collective<Rank>, [input, output]: [Given; 2]) -> Result<Call> {
         let n = self.world_size() as usize;
         let ranks = || count_of(n, "rank");
         if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
