@@ -98,9 +98,7 @@ pub use nccl::NcclId;
 ///   GPUs they have the host's bits in [exact mode](Determinism::Exact), which all ranks choose or
 ///   none: [`with_determinism`](Self::with_determinism).
 /// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and
-///   peers that wait for it return an error at once. A drop waits for nothing. Between processes,
-///   `split`, `new_group` and `allocate`, of groups too, need the process of the first
-///   communicator's rank 0, also after it dropped its handles: it passes memory on.
+///   peers that wait for it return an error at once. A drop waits for nothing.
 /// - **Forks.** A process that was forked from a rank's process is no rank. Its calls on its copies
 ///   of the handles are an [`ErrorKind::Unsupported`], and dropping the copies changes nothing for
 ///   the ranks. Its symmetric memory becomes private when it looks at it. It may make communicators

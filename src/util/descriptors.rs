@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::util::log;
 
 /// The descriptors of a process that are not for other processes: its standard files, the
-/// bootstrap, shared memory that is being sent, and a few of the program's own.
+/// bootstrap, shared memory, and a few of the program's own.
 pub(crate) const OTHER_DESCRIPTORS: u64 = 16;
 
 /// Raises this process's soft limit of open files if it is too low for so many other processes, at

@@ -1,11 +1,13 @@
 //! Memory and descriptors: how much ranks need, and the errors if there is not enough.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Child;
 
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation};
 
 use crate::bootstrap::rank_builder;
+use crate::deaths::{filter_calls, load, step};
 use crate::processes::{Role, command, command_under, new_job};
 use crate::ranks::{DEADLINE, wait_all};
 
@@ -16,10 +18,18 @@ const FILES: &str = "DCL_TEST_FILES";
 /// How many bytes each rank asks for; more than any machine has unless it is set.
 const PART: &str = "DCL_TEST_PART";
 
+const KIB: usize = 1 << 10;
+
 pub fn play(role: &str, communicator: &Communicator) {
     match role {
         "allocate too much" => allocate_too_much(communicator),
         "take little memory" => take_little_memory(communicator),
+        "take memory again and again" => take_memory_again_and_again(communicator, 256 * KIB),
+        "take memory again and again in a sandbox" => {
+            forbid_to_free_pages();
+            // The memory of groups is not used again here. It has a few pages.
+            take_memory_again_and_again(communicator, 2048 * KIB);
+        }
         "random calls" => crate::staging::make_random_calls(communicator),
         "two calls that only give" => crate::staging::make_two_calls_that_only_give(communicator),
         "long wire types" => crate::wire_types::make_long_calls(communicator),
@@ -147,7 +157,6 @@ fn allocated() -> usize {
 
 /// A rank's eager memory and its staging memory are allocated when the rank first copies to them.
 fn take_little_memory(communicator: &Communicator) {
-    const KIB: usize = 1 << 10;
     let measure = |what: &str, most: usize| {
         communicator.barrier().expect("a barrier");
         if communicator.rank().0.is_multiple_of(32) {
@@ -169,6 +178,72 @@ fn ranks_take_little_memory_before_their_first_call() {
         wait_all(children(&[], "take little memory", &[32, 32]), DEADLINE).into_iter().enumerate()
     {
         assert!(success, "process {process}: {text}");
+    }
+}
+
+/// How many bytes of the world's memory are allocated, by whichever process.
+fn allocated_of_world() -> u64 {
+    let files = std::fs::read_dir("/proc/self/fd").expect("a folder").filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let is_memory = std::fs::read_link(&path).ok()?.to_str()?.contains("/memfd:distcollective");
+        is_memory.then(|| std::fs::metadata(path).expect("an open file").blocks() * 512)
+    });
+    files.sum()
+}
+
+/// Makes a group inside a group, and memory in it, many times. Then rank 2 dies with such memory,
+/// and the others go on.
+fn take_memory_again_and_again(communicator: &Communicator, most_more: usize) {
+    let cycles = |communicator: &Communicator| {
+        let mut before = 0;
+        for cycle in 0..12 {
+            let group = communicator.split(Some(communicator.rank().0 % 2), 0).expect("a split").expect("a group");
+            let inner = group.split(Some(0), 0).expect("a split").expect("a group");
+            let mut x = inner.allocate(DataType::Uint8, [(1 << 20) + cycle]).expect("memory");
+            let bytes = x.as_mut_slice::<u8>().expect("bytes");
+            assert!(bytes.iter().all(|byte| *byte == 0), "new memory is zeros");
+            bytes.fill(1);
+            inner.all_reduce(&mut x, ReduceOperation::Sum).expect("a sum");
+            drop((group, inner, x));
+            communicator.barrier().expect("a barrier");
+            let now = allocated_of_world();
+            before = if cycle == 2 { now } else { before };
+            assert!(cycle < 3 || now <= before + most_more as u64, "{now} bytes in cycle {cycle}, and {before} before");
+            communicator.barrier().expect("a barrier");
+        }
+    };
+    cycles(communicator);
+    let pair = communicator.new_group([0, 1]).expect("a group");
+    let _x = communicator.allocate(DataType::Uint8, [1 << 20]).expect("memory");
+    match pair {
+        None => std::process::exit(0),
+        Some(pair) => cycles(&pair),
+    }
+}
+
+/// Lets this process free no pages of a file while it has it mapped, as gVisor does.
+fn forbid_to_free_pages() {
+    let [errno, jump] = [libc::SECCOMP_RET_ERRNO, libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K];
+    filter_calls(&mut [
+        load(0),
+        step(jump, libc::SYS_fallocate as u32, 0, 3),
+        load(16 + 8),
+        step(jump, 0, 4, 0),
+        step(libc::BPF_RET | libc::BPF_K, errno | libc::ENOTSUP as u32, 0, 0),
+        step(jump, libc::SYS_madvise as u32, 0, 2),
+        load(16 + 16),
+        step(jump, libc::MADV_REMOVE as u32, 1, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+        step(libc::BPF_RET | libc::BPF_K, errno | libc::ENOSYS as u32, 0, 0),
+    ]);
+}
+
+#[test]
+fn memory_that_is_freed_is_used_again() {
+    for role in ["take memory again and again", "take memory again and again in a sandbox"] {
+        for (rank, (success, text)) in wait_all(children(&[], role, &[1, 1, 1]), DEADLINE).into_iter().enumerate() {
+            assert!(success, "{role}: rank {rank}: {text}");
+        }
     }
 }
 

@@ -4,16 +4,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use super::memory::arena::Arena;
-use super::memory::broker::{AllocationKey, MemoryBroker};
 use super::memory::free_memory::FreeMemory;
 use super::memory::read_only::ReadOnlyBytes;
+use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writing};
 use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::call_progress::CallProgress;
 use super::protocol::running_call::RunningCall;
-use super::protocol::segment::{Milestone, Segment};
+use super::protocol::segment::Segment;
 use super::world::World;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
@@ -23,13 +23,13 @@ use crate::comm::rank_lock;
 use crate::comm::split::SplitGroup;
 use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::memory::{Address, Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
 use crate::sync::{Ordering, fence};
-use crate::util::text::{count_of, list_ranks};
+use crate::util::text::count_of;
 
 /// One rank of a host communicator. On cache lines of its own, because each call writes some of it.
 #[repr(align(128))]
@@ -38,7 +38,7 @@ pub(crate) struct HostBackend {
     pub(super) rank: GroupRank,
     /// Locked during a call, so that the rank makes one call at a time (invariant 2).
     progress: Mutex<CallProgress>,
-    pub(super) broker: Arc<MemoryBroker>,
+    pub(super) memory: Arc<WorldMemory>,
     /// Kept so that the monitor thread runs as long as this process has a handle.
     monitor: Option<Arc<ProcessMonitor>>,
     pub(super) arena: Arc<Arena>,
@@ -53,14 +53,14 @@ pub(crate) struct HostBackend {
 impl HostBackend {
     /// A rank of a world's first communicator.
     pub(super) fn new(world: &World, rank: GroupRank) -> Self {
-        let (broker, monitor) = (Arc::clone(&world.broker), world.monitor.clone());
-        Self::with(Arc::clone(&world.root), rank, broker, monitor, Arc::default(), [world.root.id].into())
+        let (memory, monitor) = (Arc::clone(&world.memory), world.monitor.clone());
+        Self::with(Arc::clone(&world.root), rank, memory, monitor, Arc::default(), [world.root.id].into())
     }
 
     fn with(
         segment: Arc<Segment>,
         rank: GroupRank,
-        broker: Arc<MemoryBroker>,
+        memory: Arc<WorldMemory>,
         monitor: Option<Arc<ProcessMonitor>>,
         arena: Arc<Arena>,
         lineage: Box<[u64]>,
@@ -72,7 +72,7 @@ impl HostBackend {
             segment,
             rank,
             progress: Mutex::default(),
-            broker,
+            memory,
             monitor,
             arena,
             lineage,
@@ -84,8 +84,8 @@ impl HostBackend {
     /// This rank in a communicator that is split from this one.
     fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
         let lineage = std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect();
-        let (broker, monitor) = (Arc::clone(&self.broker), self.monitor.clone());
-        Self::with(segment, rank, broker, monitor, Arc::clone(&self.arena), lineage)
+        let (memory, monitor) = (Arc::clone(&self.memory), self.monitor.clone());
+        Self::with(segment, rank, memory, monitor, Arc::clone(&self.arena), lineage)
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
@@ -126,8 +126,7 @@ impl HostBackend {
 
     /// The error that ended the communicator, if one did.
     fn check_alive(&self) -> Result<()> {
-        let alive = self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()));
-        alive.inspect_err(|_| self.broker.close())
+        self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
     }
 
     /// Ends the communicator because of this rank's own error.
@@ -139,7 +138,6 @@ impl HostBackend {
     /// [`end`](Self::end), with another text for the other ranks.
     fn end_because(&self, error: Error, reason: &str) -> Error {
         self.abort(error.kind(), reason);
-        self.broker.close();
         self.ended.get_or_init(|| error.clone());
         error
     }
@@ -174,50 +172,47 @@ impl HostBackend {
         })
     }
 
-    /// Memory that `users` share. Each of them calls this with the same key; the first one
-    /// allocates it.
+    /// Memory of `size` for `users` ranks, and its id. `first` allocates it and tells the others.
+    /// All ranks make this call at once; a rank that is no user gives the id 0 to it.
     fn shared_memory(
         &self,
-        key: AllocationKey,
-        users: &[Rank],
+        (first, users): (GroupRank, usize),
         size: SharedMemorySize,
-        progress: &CallProgress,
+        purpose: Purpose,
+        progress: &mut CallProgress,
         deadline: Instant,
-    ) -> Result<(Arc<SharedMemory>, u64)> {
-        let sender = users[0];
-        // The call ends with a barrier. A rank that is lost before it would not send the memory.
-        let barrier = Milestone::Posted(progress.sequence + 1);
-        let check_peers = || {
-            self.check_alive()?;
-            if !self.segment.has_lost(barrier) {
-                return Ok(());
-            }
-            let lost = self.segment.lost_before(barrier).map(|peer| self.segment.member(peer).0);
-            Err(error!(PeerLost, "{} died or left before the memory was there", list_ranks(lost)))
-        };
+    ) -> Result<(u64, Arc<SharedMemory>)> {
+        if first != self.rank {
+            let id = self.gather_numbers(progress, purpose, 0, deadline)?[first.index()] as u64;
+            return Ok((id, self.memory.find(id, size.byte_len)?));
+        }
+        let keep_going = || self.check_peers().and_then(|()| check_allocation(deadline));
+        let allocated = self.memory.allocate(size, users, &keep_going);
         // A peer that fails aborts before its connection ends. Its reason is the better error.
-        let unless_aborted = |error| self.domain().check().err().unwrap_or(error);
-        if sender == self.segment.member(self.rank) {
-            let keep_going = || check_peers().and_then(|()| check_allocation(deadline));
-            self.broker.share(key, users, size, &keep_going).map_err(unless_aborted)?;
-        }
-        let (memory, id) = self.broker.receive(key, sender, deadline, check_peers).map_err(unless_aborted)?;
-        if memory.len() != size.byte_len {
-            bail!(System, "rank {sender} sent memory of {} bytes instead of {}", memory.len(), size.byte_len);
-        }
-        Ok((memory, id))
+        let (id, memory) = allocated.map_err(|error| self.domain().check().err().unwrap_or(error))?;
+        self.gather_numbers(progress, purpose, id as i64, deadline)?;
+        Ok((id, memory))
     }
 
     /// The communicator of a group's members.
-    fn split_off(&self, group: &SplitGroup, progress: &CallProgress, deadline: Instant) -> Result<HostBackend> {
+    fn split_off(
+        &self,
+        group: Option<&SplitGroup>,
+        progress: &mut CallProgress,
+        deadline: Instant,
+    ) -> Result<Option<HostBackend>> {
+        let Some(group) = group else {
+            self.gather_numbers(progress, Purpose::SPLIT, 0, deadline)?;
+            return Ok(None);
+        };
         let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
         let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
         let size = Segment::memory_size(0, members.len(), spans_processes);
-        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color: group.id() };
-        let (memory, id) = self.shared_memory(key, &members, size, progress, deadline)?;
+        let users = (GroupRank(group.members[0].0), members.len());
+        let (id, memory) = self.shared_memory(users, size, Purpose::SPLIT, progress, deadline)?;
         let domain = Arc::clone(&self.segment.domain);
         let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
-        Ok(self.descendant(segment, group.rank))
+        Ok(Some(self.descendant(segment, group.rank)))
     }
 
     /// This rank's part of a new block of symmetric memory.
@@ -225,7 +220,7 @@ impl HostBackend {
         &self,
         byte_len: usize,
         block_len: usize,
-        progress: &CallProgress,
+        progress: &mut CallProgress,
         deadline: Instant,
     ) -> Result<Buffer> {
         let segment = &*self.segment;
@@ -233,14 +228,9 @@ impl HostBackend {
             // Threads of one process reach all memory.
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
-        let key = AllocationKey { segment: segment.id, sequence: progress.sequence, color: 0 };
-        let (memory, id) = self.shared_memory(
-            key,
-            segment.members(),
-            SharedMemorySize::fully_resident(block_len),
-            progress,
-            deadline,
-        )?;
+        let size = SharedMemorySize::fully_resident(block_len);
+        let users = (GroupRank(0), segment.len());
+        let (id, memory) = self.shared_memory(users, size, Purpose::ALLOCATE, progress, deadline)?;
         let part = self.arena.add_block(segment, self.rank, id, byte_len, memory);
         // SAFETY: the part is `byte_len` zeros on pages of its own, mapped as long as it lives
         // (invariant 13). Peers touch them only in collectives in which this rank uses the buffer
@@ -252,20 +242,17 @@ impl HostBackend {
     /// before that.
     fn filled_memory(
         &self,
+        purpose: Purpose,
         byte_len: usize,
         source: GroupRank,
         fill: Option<&mut Fill<'_>>,
-        progress: &CallProgress,
+        progress: &mut CallProgress,
         deadline: Instant,
     ) -> Result<Arc<SharedMemory>> {
-        let members = self.segment.members();
-        let sender = self.segment.member(source);
-        let others = members.iter().copied().filter(|member| *member != sender);
-        let users: Vec<Rank> = std::iter::once(sender).chain(others).collect();
-        let key = AllocationKey { segment: self.segment.id, sequence: progress.sequence, color: 0 };
         // A mapping has at least one byte.
         let size = SharedMemorySize::fully_resident(byte_len.max(1));
-        let (memory, _) = self.shared_memory(key, &users, size, progress, deadline)?;
+        let users = (source, self.segment.len());
+        let (_, memory) = self.shared_memory(users, size, purpose, progress, deadline)?;
         if let Some(fill) = fill {
             // SAFETY: the memory has as many initialized bytes, and no other rank uses them before
             // the barrier that follows.
@@ -276,8 +263,8 @@ impl HostBackend {
         Ok(memory)
     }
 
-    /// Ends a call in which memory was sent: no rank returns before each one has received its own,
-    /// because the hub may have to forward it.
+    /// Ends a call in which memory was allocated: no rank returns before each one has mapped it, so
+    /// that an error of one is an error of all.
     fn leave_together(&self, progress: &mut CallProgress, purpose: Purpose, deadline: Instant) -> Result<()> {
         // SAFETY: without elements no buffer is used.
         unsafe { self.run_entered(progress, &Request::barrier(purpose, deadline)) }
@@ -346,7 +333,7 @@ impl Backend for HostBackend {
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
         let progress = &mut *self.enter(deadline)?;
-        let descendant = group.map(|group| self.split_off(group, progress, deadline)).transpose();
+        let descendant = self.split_off(group, progress, deadline);
         let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
         self.leave_together(progress, Purpose::SPLIT, deadline)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
@@ -387,7 +374,8 @@ impl Backend for HostBackend {
     ) -> Result<ReadOnlyMemory> {
         let progress = &mut *self.enter(deadline)?;
         // Other ranks wait for this one, so an error ends the communicator.
-        let memory = self.filled_memory(byte_len, source, fill, progress, deadline).map_err(|error| self.end(error))?;
+        let memory = self.filled_memory(purpose, byte_len, source, fill, progress, deadline);
+        let memory = memory.map_err(|error| self.end(error))?;
         self.leave_together(progress, purpose, deadline)?;
         // The source has written all before it left, and no rank writes from now on.
         Ok(Arc::new(ReadOnlyBytes::new(memory, byte_len).map_err(|error| self.end(error))?))

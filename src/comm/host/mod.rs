@@ -22,9 +22,9 @@
 //! | [`protocol`] | slots and headers, waiting, aborts, phases 1 to 3 and 5 |
 //! | [`transfer`] | phase 4 |
 //! | [`messages`] | sends and receives, which take none of these phases |
-//! | [`memory`] | shared memory, symmetric blocks, and sending both to other processes |
+//! | [`memory`] | the world's memory, and symmetric blocks |
 //! | `bootstrap`, `wire` | how processes find each other, and their messages |
-//! | `world`, `peer_processes`, `process_monitor` | what a process's ranks share; peers' deaths |
+//! | `world`, `process_monitor` | what a process's ranks share; peers' deaths |
 //!
 //! ARCHITECTURE.md lists the invariants of the protocol by the numbers that comments cite.
 
@@ -32,7 +32,6 @@ mod backend;
 mod bootstrap;
 mod memory;
 mod messages;
-mod peer_processes;
 mod process_monitor;
 mod protocol;
 mod system;

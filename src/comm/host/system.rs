@@ -6,7 +6,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rustix::process::getpid;
 
-use super::memory::{SharedMemory, SharedMemorySize};
+use super::memory::SharedMemorySize;
+use super::memory::world_memory::WorldFile;
 use crate::error::{Error, Result, error};
 use crate::util::descriptors::OTHER_DESCRIPTORS;
 
@@ -22,7 +23,7 @@ pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -
 
 /// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.
 pub(crate) fn check_system() -> Result<()> {
-    SharedMemory::for_processes(SharedMemorySize::fully_resident(1), &|| Ok(()))?;
+    WorldFile::create()?.allocate(SharedMemorySize::fully_resident(1), 1, &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
     let refused = |e| caused_by(error!(System, "there are no abstract Unix sockets to meet on"), "bind", e);

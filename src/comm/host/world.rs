@@ -4,10 +4,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::HostBackend;
-use super::memory::broker::MemoryBroker;
+use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize};
-use super::peer_processes::{PeerProcesses, Process};
-use super::process_monitor::ProcessMonitor;
+use super::process_monitor::{Process, ProcessMonitor};
 use super::protocol::abort_domain::AbortDomain;
 use super::protocol::segment::Segment;
 use crate::error::Result;
@@ -16,7 +15,7 @@ use crate::rank::{GroupRank, Rank};
 /// What the ranks of this process have in common, from which their backends are made.
 pub(crate) struct World {
     pub(crate) root: Arc<Segment>,
-    pub(crate) broker: Arc<MemoryBroker>,
+    pub(crate) memory: Arc<WorldMemory>,
     /// `None` where all ranks are threads of this process.
     pub(crate) monitor: Option<Arc<ProcessMonitor>>,
 }
@@ -30,8 +29,7 @@ impl World {
 
     /// The ranks of `root` are all in this process.
     pub(crate) fn of_one_process(root: Arc<Segment>) -> Self {
-        let peers = Arc::new(PeerProcesses::none(root.len() as u32));
-        World { root, broker: Arc::new(MemoryBroker::new(peers)), monitor: None }
+        World { root, memory: Arc::new(WorldMemory::of_one_process()), monitor: None }
     }
 
     /// How much memory the first communicator of a world needs.
@@ -39,27 +37,26 @@ impl World {
         Segment::memory_size(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
     }
 
-    /// `memory` has the length of [`memory_size`](Self::memory_size), and each of `processes` has
-    /// mapped it. `own` is the index of this process. `connections` has an entry for each process:
+    /// `first` is memory of the length of [`memory_size`](Self::memory_size), and each of
+    /// `processes` has mapped it. `own` is the index of this process. `connections` has an entry for each process:
     /// on the hub a connection to each other one, elsewhere the one to the hub. `pids_are_ours`
     /// says whether the process ids are of this process's PID namespace.
     pub(crate) fn between_processes(
-        memory: SharedMemory,
+        memory: WorldMemory,
+        first: SharedMemory,
         processes: Vec<Process>,
         own: usize,
         connections: Vec<Option<UnixStream>>,
         pids_are_ours: bool,
     ) -> Result<Self> {
-        let memory = Arc::new(memory);
+        let first = Arc::new(first);
         let world_size = processes.iter().map(|process| process.rank_count).sum();
-        let domain = Arc::new(AbortDomain::new(&memory, world_size, processes[own].ranks()));
+        let domain = Arc::new(AbortDomain::new(&first, world_size, processes[own].ranks()));
         let members = (0..world_size).map(Rank).collect();
         let offset = AbortDomain::byte_len(world_size);
-        let root = Segment::new(Arc::clone(&domain), 0, members, memory, offset, processes.len() > 1);
-        let peers = Arc::new(PeerProcesses::new(processes, own, connections));
-        let broker = Arc::new(MemoryBroker::new(Arc::clone(&peers)));
-        let monitor = ProcessMonitor::start(peers, Arc::clone(&broker), domain, pids_are_ours)?;
-        Ok(World { root: Arc::new(root), broker, monitor: Some(Arc::new(monitor)) })
+        let root = Segment::new(Arc::clone(&domain), 0, members, first, offset, processes.len() > 1);
+        let monitor = ProcessMonitor::start(processes, own, connections, domain, pids_are_ours)?;
+        Ok(World { root: Arc::new(root), memory: Arc::new(memory), monitor: Some(Arc::new(monitor)) })
     }
 
     /// The backends of some of this process's ranks.

@@ -11,7 +11,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use super::peer_processes::Process;
+use super::process_monitor::Process;
 use super::world::World;
 use crate::error::{Error, Result, bail, error};
 use crate::handshake::{Participant, overflow_user, own_user};
@@ -28,7 +28,6 @@ struct Start {
     processes: Vec<Process>,
     /// The receiver's place in that list.
     own: u32,
-    memory_len: u64,
     /// The PID namespace in which the process ids are valid, if rank 0 knows it.
     process_namespace: Option<u64>,
 }

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use super::{LONGEST_START, Start, socket};
 use crate::comm::host::memory::SharedMemory;
-use crate::comm::host::peer_processes::Process;
+use crate::comm::host::memory::world_memory::{FIRST, WorldFile, WorldMemory};
+use crate::comm::host::process_monitor::Process;
 use crate::comm::host::system::{caused_by, process_namespace};
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
@@ -36,9 +37,9 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
             }
             Err(error) => return Err(error),
             Ok(started) => {
-                let Started { memory, processes, own, pids_are_valid, stream } = started;
+                let Started { memory, first, processes, own, pids_are_valid, stream } = started;
                 let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-                return World::between_processes(memory, processes, own, links, pids_are_valid);
+                return World::between_processes(memory, first, processes, own, links, pids_are_valid);
             }
         }
     }
@@ -67,7 +68,8 @@ pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant
 
 /// What a process knows when all ranks have come.
 pub(super) struct Started {
-    memory: SharedMemory,
+    memory: WorldMemory,
+    first: SharedMemory,
     processes: Vec<Process>,
     own: usize,
     /// Whether the process ids are those of this process's namespace.
@@ -97,7 +99,7 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
     let received =
         wire::receive::<Message<Start>>(&stream, LONGEST_START, deadline).map_err(|e| not_received("recvmsg", e))?;
     let Some((message, file)) = received else { return Err(lost()) };
-    let Start { processes, own, memory_len, process_namespace: namespace } = match message {
+    let Start { processes, own, process_namespace: namespace } = match message {
         Message::Step(start) => start,
         Message::End(end) => return Err(ended(end)),
     };
@@ -105,14 +107,11 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
     let Some(file) = file else {
         bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
     };
-    let expected = World::memory_size(participant.world_size, true).byte_len;
-    if memory_len != expected as u64 {
-        bail!(System, "rank 0 offers {memory_len} bytes of memory, and {expected} are needed");
-    }
     check_processes(participant, &processes, own)?;
-    let memory = SharedMemory::open(file, expected)?;
+    let file = WorldFile::open(file)?;
+    let first = file.map(FIRST, World::memory_size(participant.world_size, true).byte_len)?;
     let pids_are_valid = namespace.is_some() && namespace == process_namespace();
-    Ok(Started { memory, processes, own, pids_are_valid, stream })
+    Ok(Started { memory: WorldMemory::Processes(file), first, processes, own, pids_are_valid, stream })
 }
 
 /// The handshake with rank 0's process, whose user has been checked.

@@ -6,9 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use super::{Start, peer, socket};
-use crate::comm::host::memory::SharedMemory;
-use crate::comm::host::memory::check_allocation;
-use crate::comm::host::peer_processes::Process;
+use crate::comm::host::memory::world_memory::{WorldFile, WorldMemory};
+use crate::comm::host::memory::{SharedMemory, check_allocation};
+use crate::comm::host::process_monitor::Process;
 use crate::comm::host::system::{caused_by, process_namespace};
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
@@ -73,25 +73,23 @@ fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<World> {
     let spans_processes = processes.len() > 1;
     let size = World::memory_size(participant.world_size, spans_processes);
     if !spans_processes {
-        let memory = SharedMemory::for_threads(size.byte_len)?;
-        return World::between_processes(memory, processes, 0, vec![None], true);
+        let memory = WorldMemory::of_one_process();
+        let first = SharedMemory::for_threads(size.byte_len)?;
+        return World::between_processes(memory, first, processes, 0, vec![None], true);
     }
     let keep_going = || check_allocation(participant.deadline);
-    let (memory, file) = SharedMemory::for_processes(size, &keep_going).inspect_err(|e| send_end(&others, e))?;
+    let file = WorldFile::create();
+    let made = file.and_then(|file| Ok((file.allocate(size, processes.len(), &keep_going)?.1, file)));
+    let (first, file) = made.inspect_err(|e| send_end(&others, e))?;
     let process_namespace = process_namespace();
     for (index, (process, stream)) in others.iter().enumerate() {
-        let start = Message::Step(Start {
-            processes: processes.clone(),
-            own: index as u32 + 1,
-            memory_len: size.byte_len as u64,
-            process_namespace,
-        });
+        let start = Message::Step(Start { processes: processes.clone(), own: index as u32 + 1, process_namespace });
         wire::send(stream, &start, Some(file.as_fd()))
             .map_err(|e| caused_by(left_early(process), "sendmsg", e))
             .inspect_err(|e| send_end(&others[index + 1..], e))?;
     }
     let links = std::iter::once(None).chain(others.into_iter().map(|(_, stream)| Some(stream))).collect();
-    World::between_processes(memory, processes, 0, links, true)
+    World::between_processes(WorldMemory::Processes(file), first, processes, 0, links, true)
 }
 
 /// A process that has come, as the kernel and its claim have it, and the connection to it.

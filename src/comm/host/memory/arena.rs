@@ -188,11 +188,12 @@ mod tests {
 
     use super::*;
     use crate::comm::host::memory::SharedMemorySize;
+    use crate::comm::host::memory::world_memory::WorldFile;
     use crate::comm::host::protocol::access_guard::Accessor;
     use crate::error::ErrorKind;
 
     const LEN: usize = 10_000;
-    const BLOCK: u64 = 5;
+    const BLOCK: u64 = 1;
 
     /// What one process of two has: its mapping of the shared memory, and its part of a block.
     struct View {
@@ -215,17 +216,16 @@ mod tests {
             Segment::memory_size(offset, 2, true),
             SharedMemorySize::fully_resident(Arena::block_len(LEN, 2).expect("a length")),
         ];
-        let made = sizes.map(|size| SharedMemory::for_processes(size, &|| Ok(())).expect("memory"));
+        let file = WorldFile::create().expect("a file");
+        let made = sizes.map(|size| file.allocate(size, 2, &|| Ok(())).expect("memory"));
+        let block = made[1].0;
         [0, 1].map(|rank| {
-            let open = |i: usize| {
-                let file = made[i].1.try_clone().expect("a descriptor");
-                Arc::new(SharedMemory::open(file, sizes[i].byte_len).expect("memory"))
-            };
+            let open = |i: usize| Arc::new(file.map(made[i].0, sizes[i].byte_len).expect("memory"));
             let memory = open(0);
             let domain = Arc::new(AbortDomain::new(&memory, 2, rank..rank + 1));
             let segment = Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true);
             let arena = Arc::<Arena>::default();
-            let part = arena.add_block(&segment, GroupRank(rank), BLOCK, LEN, open(1));
+            let part = arena.add_block(&segment, GroupRank(rank), block, LEN, open(1));
             View { segment, arena, part }
         })
     }

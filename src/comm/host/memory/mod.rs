@@ -6,7 +6,6 @@ use crate::error::Result;
 use crate::util::wait::{Stopped, Wait};
 
 pub(super) mod arena;
-pub(super) mod broker;
 pub(super) mod free_memory;
 pub(super) mod read_only;
 #[cfg(not(loom))]
@@ -15,6 +14,7 @@ mod shared_memory;
 #[path = "shared_memory_model.rs"]
 mod shared_memory;
 mod shared_values;
+pub(super) mod world_memory;
 
 pub(super) use shared_memory::{Shareable, SharedMemory};
 pub(super) use shared_values::SharedValues;
@@ -32,6 +32,30 @@ impl SharedMemorySize {
     pub(crate) fn fully_resident(byte_len: usize) -> Self {
         SharedMemorySize { byte_len, resident: byte_len }
     }
+}
+
+/// How much is allocated in one step. A signal that interrupts a step undoes it, so steps are
+/// short.
+const PIECE_BYTES: usize = 2 << 20;
+
+/// Calls `step` with the start and the length of each piece of `len` bytes, again if a signal
+/// interrupted it. `keep_going` is called before each step. Returns the first error of either.
+fn in_pieces(
+    len: usize,
+    keep_going: &dyn Fn() -> Result<()>,
+    step: impl Fn(usize, usize) -> rustix::io::Result<()>,
+) -> Result<rustix::io::Result<()>> {
+    for start in (0..len).step_by(PIECE_BYTES) {
+        loop {
+            keep_going()?;
+            match step(start, PIECE_BYTES.min(len - start)) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Checks that a call that allocates shared memory goes on: its deadline is not over, and the

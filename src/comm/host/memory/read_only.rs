@@ -6,7 +6,7 @@ use super::SharedMemory;
 use crate::error::Result;
 
 /// Bytes that one rank has written and none changes any more. A process unmaps them with its last
-/// reference; the kernel frees them when no process has them mapped.
+/// reference; they are freed when no rank has them mapped.
 pub(crate) struct ReadOnlyBytes {
     memory: Arc<SharedMemory>,
     byte_len: usize,

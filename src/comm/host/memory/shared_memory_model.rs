@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use super::{SharedMemorySize, free_memory};
 use crate::error::{Result, bail};
 use crate::util::lock;
 
@@ -28,12 +27,7 @@ impl SharedMemory {
         Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
     }
 
-    pub(crate) fn for_processes(size: SharedMemorySize, _: &dyn Fn() -> Result<()>) -> Result<(Self, OwnedFd)> {
-        free_memory::check("shared memory", size.resident as u64)?;
-        bail!(Unsupported, "the model has no other processes")
-    }
-
-    pub(crate) fn open(_: OwnedFd, _: usize) -> Result<Self> {
+    pub(super) fn map(_: &OwnedFd, _: u64, _: usize, _: Option<Box<dyn Send + Sync>>) -> Result<Self> {
         bail!(Unsupported, "the model has no other processes")
     }
 
