@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_char};
 use std::sync::OnceLock;
 
+use super::library;
 use super::sys::{self, CUresult};
-use crate::error::{Result, bail};
+use crate::error::{Result, bail, error};
 
 /// Loads the driver, once.
 pub(super) fn load() -> Result<()> {
@@ -24,7 +25,8 @@ fn initialize() -> Result<()> {
 fn find() -> Result<()> {
     let missing =
         "CUDA's driver, libcuda.so or libcuda.so.1, is not to be found; it comes with NVIDIA's display driver";
-    sys::load(&["libcuda.so.1", "libcuda.so"], missing)
+    let file = sys::load(&["libcuda.so.1", "libcuda.so"], |_| error!(Unsupported, "{missing}"))?;
+    library::require_all(file, &sys::lacking())
 }
 
 /// The result of a call of the driver as an error of this crate.

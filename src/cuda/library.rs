@@ -1,46 +1,61 @@
 //! C libraries that are loaded at the first use. Each is bound by a table of the functions that
-//! this crate calls, so that no other crate's choice of linking or of CUDA's version matters.
+//! this crate calls, so that no other crate's choice of linking or of a version matters.
 
 use std::mem::ManuallyDrop;
 
 use libloading::Library;
 
-use crate::error::{Result, bail, error};
+use crate::error::{Result, error};
 
-/// What a function returns while its library is not loaded.
-pub(super) trait Unloaded {
+/// What a function returns if its library is not loaded or lacks it.
+pub(crate) trait Unloaded {
     const UNLOADED: Self;
 }
 
-/// Declares functions of a C library as unsafe functions of this module, and `load`, which looks
-/// all of them up. Before `load` has succeeded, a function only returns `Unloaded::UNLOADED`.
+/// Declares functions of a C library as unsafe functions of this module, `load`, which looks all of
+/// them up, and `lacking`, which names those that the library lacks. Those only return
+/// `Unloaded::UNLOADED`, and so do all before `load` has succeeded.
 macro_rules! functions {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         struct Functions {
-            $($name: unsafe extern "C" fn($($type),*) -> $result,)*
+            file: &'static str,
+            $($name: Option<unsafe extern "C" fn($($type),*) -> $result>,)*
         }
 
         static FUNCTIONS: std::sync::OnceLock<$crate::error::Result<Functions>> = std::sync::OnceLock::new();
 
-        /// Loads the library from the first of these files that is there, once. Without any,
-        /// `missing` is the error.
-        pub(in $crate::cuda) fn load(files: &[&str], missing: &str) -> $crate::error::Result<()> {
+        /// Loads the library from the first of these files that is there, once, and gives the
+        /// file's name. `missing` makes the error of what was tried.
+        pub(super) fn load(
+            files: &[&'static str],
+            missing: impl FnOnce(&str) -> $crate::error::Error,
+        ) -> $crate::error::Result<&'static str> {
             let loaded = FUNCTIONS.get_or_init(|| {
-                let file = $crate::cuda::library::open(files, missing)?;
+                let (file, library) = $crate::cuda::library::open(files).map_err(|tried| missing(&tried))?;
                 // SAFETY: the table has the types of the library's header.
-                unsafe { Ok(Functions { $($name: file.function(stringify!($name))?,)* }) }
+                unsafe {
+                    Ok(Functions { file, $($name: $crate::cuda::library::function(&library, stringify!($name)),)* })
+                }
             });
-            loaded.as_ref().map(drop).map_err(Clone::clone)
+            loaded.as_ref().map(|functions| functions.file).map_err(Clone::clone)
+        }
+
+        /// The functions that the loaded library lacks.
+        pub(super) fn lacking() -> Vec<&'static str> {
+            let Some(Ok(functions)) = FUNCTIONS.get() else { return Vec::new() };
+            let mut lacking = Vec::new();
+            $(if functions.$name.is_none() { lacking.push(stringify!($name)) })*
+            lacking
         }
 
         $(
             /// # Safety
             ///
             /// That of the C function.
-            pub(in $crate::cuda) unsafe fn $name($($argument: $type),*) -> $result {
+            pub(super) unsafe fn $name($($argument: $type),*) -> $result {
                 match FUNCTIONS.get() {
                     // SAFETY: the caller's promise.
-                    Some(Ok(functions)) => unsafe { (functions.$name)($($argument),*) },
+                    Some(Ok(Functions { $name: Some(function), .. })) => unsafe { function($($argument),*) },
                     _ => $crate::cuda::library::Unloaded::UNLOADED,
                 }
             }
@@ -48,43 +63,58 @@ macro_rules! functions {
     };
 }
 
-pub(super) use functions;
-
-/// A library that stays loaded until the process ends.
-pub(super) struct File {
-    name: String,
-    library: ManuallyDrop<Library>,
+/// Declares pointers to structures that only the library knows.
+macro_rules! handles {
+    ($($name:ident = $structure:ident;)*) => {
+        $(
+            #[repr(C)]
+            pub(super) struct $structure([u8; 0]);
+            pub(super) type $name = *mut $structure;
+        )*
+    };
 }
 
-/// Opens the first of these files that is there.
-pub(super) fn open(files: &[&str], missing: &str) -> Result<File> {
+pub(crate) use {functions, handles};
+
+/// Opens the first of these files that is there. The library stays loaded until the process ends.
+/// The error says what was tried.
+pub(crate) fn open(files: &[&'static str]) -> Result<(&'static str, ManuallyDrop<Library>), String> {
+    let mut tried = Vec::new();
     for name in files {
-        // SAFETY: CUDA's libraries may be loaded at any time and from any thread.
-        if let Ok(library) = unsafe { Library::new(*name) } {
-            return Ok(File { name: (*name).to_owned(), library: ManuallyDrop::new(library) });
+        // SAFETY: NVIDIA's libraries may be loaded at any time and from any thread.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok((name, ManuallyDrop::new(library))),
+            Err(e) => {
+                let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+                tried.push(format!("{name} ({why})"));
+            }
         }
     }
-    bail!(Unsupported, "{missing}")
+    Err(tried.join(" and "))
 }
 
-impl File {
-    /// Looks a function up.
-    ///
-    /// # Safety
-    ///
-    /// `F` is the type of the function.
-    pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
-        // SAFETY: the caller's promise.
-        let function = unsafe { self.library.get::<F>(name) };
-        function
-            .map(|function| *function)
-            .map_err(|e| error!(Unsupported, "{} has no {name}; it is older than CUDA 12", self.name).with_source(e))
+/// Looks a function up.
+///
+/// # Safety
+///
+/// `F` is the type of the function.
+pub(crate) unsafe fn function<F: Copy>(library: &Library, name: &str) -> Option<F> {
+    // SAFETY: the caller's promise.
+    unsafe { library.get::<F>(name) }.ok().map(|function| *function)
+}
+
+/// Checks that a library of CUDA's lacks none of the functions.
+pub(super) fn require_all(file: &str, lacking: &[&str]) -> Result<()> {
+    match lacking.first() {
+        Some(name) => Err(error!(Unsupported, "{file} has no {name}; it is older than CUDA 12")),
+        None => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Unloaded;
+    use super::{Unloaded, require_all};
+    use crate::error::{Error, error};
 
     impl Unloaded for i32 {
         const UNLOADED: Self = -1;
@@ -94,42 +124,42 @@ mod tests {
     mod present {
         functions! {
             fn abs(number: i32) -> i32;
+            fn no_such_function() -> i32;
         }
     }
 
     mod absent {
         functions! {
             fn abs(number: i32) -> i32;
-            fn no_such_function() -> i32;
         }
     }
 
     const FILES: &[&str] = &["libno_such_library.so", "libc.so.6"];
 
-    #[test]
-    fn functions_are_there_once_the_library_is_loaded() {
-        // SAFETY: abs takes any number above the least.
-        unsafe {
-            assert_eq!(present::abs(-7), -1);
-            present::load(FILES, "no C library").expect("the C library");
-            assert_eq!(present::abs(-7), 7);
-        }
+    fn missing(tried: &str) -> Error {
+        error!(Unsupported, "no C library; tried {tried}")
     }
 
     #[test]
-    fn a_library_without_a_function_is_not_used() {
-        let error = absent::load(FILES, "no C library").expect_err("a function is missing");
-        assert!(error.to_string().contains("libc.so.6 has no no_such_function"), "{error}");
-        // SAFETY: as above; the second function is not called.
+    fn functions_are_there_once_the_library_is_loaded() {
+        // SAFETY: abs takes any number above the least; the second function is not called.
         unsafe {
-            assert_eq!(absent::abs(-7), -1);
-            assert_eq!(absent::no_such_function(), -1);
+            assert_eq!(present::abs(-7), -1);
+            assert_eq!(present::load(FILES, missing).expect("the C library"), "libc.so.6");
+            assert_eq!(present::abs(-7), 7);
+            assert_eq!(present::no_such_function(), -1);
         }
+        assert_eq!(present::lacking(), ["no_such_function"]);
+        let error = require_all("libc.so.6", &present::lacking()).expect_err("a function is missing");
+        assert_eq!(error.to_string(), "libc.so.6 has no no_such_function; it is older than CUDA 12");
     }
 
     #[test]
     fn without_the_library_the_caller_says_what_is_missing() {
-        let error = super::open(&FILES[..1], "no C library").map(drop).expect_err("there is none");
-        assert_eq!(error.to_string(), "no C library");
+        let error = absent::load(&FILES[..1], missing).expect_err("there is none");
+        assert!(error.to_string().starts_with("no C library; tried libno_such_library.so ("), "{error}");
+        // SAFETY: nothing is called.
+        assert_eq!(unsafe { absent::abs(-7) }, -1);
+        assert_eq!(absent::lacking(), [""; 0]);
     }
 }

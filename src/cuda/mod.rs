@@ -19,7 +19,7 @@ mod gather;
 mod graph;
 pub(crate) mod helper;
 mod kernels;
-mod library;
+pub(crate) mod library;
 mod memory;
 mod nvrtc;
 mod point;

@@ -5,12 +5,14 @@ use std::ptr;
 
 use sys::{nvrtcProgram, nvrtcResult};
 
+use super::library;
 use crate::error::{Result, bail, error};
 
 fn load() -> Result<()> {
     let missing = "CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found; it is in the CUDA toolkit and in the PyPI package \
                    nvidia-cuda-nvrtc, whose lib folder then has to be in LD_LIBRARY_PATH";
-    sys::load(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"], missing)
+    let file = sys::load(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"], |_| error!(Unsupported, "{missing}"))?;
+    library::require_all(file, &sys::lacking())
 }
 
 /// The compiler's version: (13, 0).
@@ -96,11 +98,11 @@ fn log(program: &Program) -> String {
 mod sys {
     use std::ffi::{c_char, c_int};
 
-    use crate::cuda::library::{Unloaded, functions};
+    use crate::cuda::library::{Unloaded, functions, handles};
 
-    #[repr(C)]
-    pub(super) struct _nvrtcProgram([u8; 0]);
-    pub(super) type nvrtcProgram = *mut _nvrtcProgram;
+    handles! {
+        nvrtcProgram = _nvrtcProgram;
+    }
 
     /// The result of a call: any number, since NVRTC has more results than are named here.
     #[derive(Clone, Copy, PartialEq, Eq)]

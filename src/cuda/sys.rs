@@ -9,21 +9,10 @@
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
-use super::library::{Unloaded, functions};
+use super::library::{Unloaded, functions, handles};
 
 pub(super) type CUdevice = c_int;
 pub(super) type CUdeviceptr = c_ulonglong;
-
-/// Declares pointers to structures that only the driver knows.
-macro_rules! handles {
-    ($($name:ident = $structure:ident;)*) => {
-        $(
-            #[repr(C)]
-            pub(super) struct $structure([u8; 0]);
-            pub(super) type $name = *mut $structure;
-        )*
-    };
-}
 
 handles! {
     CUcontext = CUctx_st;

@@ -31,9 +31,6 @@ const COVERED: &[&str] = &[
     "tools",
 ];
 
-/// What a program has generated.
-const GENERATED: &str = "src/comm/nccl/bindings.rs";
-
 /// Whether a line of a program is a comment, or a line inside a comment of C.
 fn is_comment(line: &str) -> bool {
     ["//", "/*", "* ", "# "].iter().any(|start| line.starts_with(start))
@@ -71,9 +68,6 @@ fn comments_and_documents_are_at_most_100_columns_wide() {
     let mut mistakes = Vec::new();
     let extensions = ["rs", "c", "h", "hpp", "cpp", "cu", "list", "md", "toml", "py"];
     for path in COVERED.iter().flat_map(|covered| files_below(covered, &extensions)) {
-        if shown(&path) == GENERATED {
-            continue;
-        }
         let is_document = path.extension().is_some_and(|extension| extension == "md");
         for line in wide_lines(&read(&path), is_document) {
             mistakes.push(format!("{}:{line}: a comment wider than {WIDTH} columns", shown(&path)));

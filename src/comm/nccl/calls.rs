@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::NcclBackend;
-use super::bindings::*;
-use super::library::function;
+use super::group::{in_group, is_well};
 use super::route::{Route, contributions, results};
+use super::sys::*;
 use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType, whole_packets};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
@@ -353,7 +353,6 @@ impl NcclBackend {
         raw: ncclComm_t,
         stream: &Arc<CudaStream>,
     ) -> Result<ncclResult_t> {
-        let library = self.handle.library;
         let Elements { data_type, block, .. } = elements;
         let (input, output, stream) = (input.cast_const().cast(), output.cast(), stream.as_ptr().cast());
         let root = collective.root().map_or(0, |root| root.0 as i32);
@@ -365,32 +364,18 @@ impl NcclBackend {
         // SAFETY: the caller's promise.
         Ok(unsafe {
             match collective {
-                Collective::AllReduce { .. } => {
-                    function!(library, ncclAllReduce)?(input, output, block, data_type, op, raw, stream)
-                }
-                Collective::AllGather => {
-                    function!(library, ncclAllGather)?(input, output, block, data_type, raw, stream)
-                }
-                Collective::Broadcast { .. } => {
-                    function!(library, ncclBroadcast)?(input, output, block, data_type, root, raw, stream)
-                }
-                Collective::Reduce { .. } => {
-                    function!(library, ncclReduce)?(input, output, block, data_type, op, root, raw, stream)
-                }
-                Collective::ReduceScatter { .. } => {
-                    function!(library, ncclReduceScatter)?(input, output, block, data_type, op, raw, stream)
-                }
+                Collective::AllReduce { .. } => ncclAllReduce(input, output, block, data_type, op, raw, stream),
+                Collective::AllGather => ncclAllGather(input, output, block, data_type, raw, stream),
+                Collective::Broadcast { .. } => ncclBroadcast(input, output, block, data_type, root, raw, stream),
+                Collective::Reduce { .. } => ncclReduce(input, output, block, data_type, op, root, raw, stream),
+                Collective::ReduceScatter { .. } => ncclReduceScatter(input, output, block, data_type, op, raw, stream),
                 _ if !self.features.has_all_to_all => {
                     let sides = [input, output.cast_const()];
                     return self.send_and_receive(collective, elements, sides, &[], raw, stream);
                 }
-                Collective::AllToAll => function!(library, ncclAlltoAll)?(input, output, block, data_type, raw, stream),
-                Collective::Gather { .. } => {
-                    function!(library, ncclGather)?(input, output, block, data_type, root, raw, stream)
-                }
-                Collective::Scatter { .. } => {
-                    function!(library, ncclScatter)?(input, output, block, data_type, root, raw, stream)
-                }
+                Collective::AllToAll => ncclAlltoAll(input, output, block, data_type, raw, stream),
+                Collective::Gather { .. } => ncclGather(input, output, block, data_type, root, raw, stream),
+                Collective::Scatter { .. } => ncclScatter(input, output, block, data_type, root, raw, stream),
             }
         })
     }
@@ -408,14 +393,12 @@ impl NcclBackend {
         // An element is at the beginning of its bits, whose first byte is the lowest.
         let mut bits =
             [scale.to_bits(), f16::from_f32(scale).to_bits().into(), bf16::from_f32(scale).to_bits().into()][number];
-        let (library, scalar, mut op) = (self.handle.library, (&raw mut bits).cast(), ncclSum);
+        let (scalar, mut op) = ((&raw mut bits).cast(), ncclSum);
         // SAFETY: NCCL reads the element before the call returns, and writes one number. The
         // reduction is freed with the communicator.
-        let result = unsafe {
-            let create = function!(library, ncclRedOpCreatePreMulSum)?;
-            create(&mut op, scalar, AVERAGED[number], ncclScalarHostImmediate, raw)
-        };
-        library.check("ncclRedOpCreatePreMulSum", result)?;
+        let result =
+            unsafe { ncclRedOpCreatePreMulSum(&mut op, scalar, AVERAGED[number], ncclScalarHostImmediate, raw) };
+        self.handle.library.check("ncclRedOpCreatePreMulSum", result)?;
         Ok(*self.averages[number].get_or_init(|| op))
     }
 
@@ -465,9 +448,6 @@ impl NcclBackend {
         raw: ncclComm_t,
         stream: cudaStream_t,
     ) -> Result<ncclResult_t> {
-        let library = self.handle.library;
-        let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
-        let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let Elements { data_type, byte_len, block } = elements;
         // What goes to a rank and comes from it: a block of the input, and one of the output.
         let geometry = collective.operation().geometry();
@@ -485,18 +465,16 @@ impl NcclBackend {
         };
         // SAFETY: the caller's promise; blocks are within the buffers.
         unsafe {
-            let mut result = start();
-            for peer in 0..self.origins.len() {
-                if let Some(from) = sends(peer).filter(|_| result == ncclSuccess) {
-                    result = send(from, block, data_type, peer as i32, raw, stream);
-                }
-                if let Some(to) = receives(peer).filter(|_| result == ncclSuccess) {
-                    result = receive(to.cast_mut(), block, data_type, peer as i32, raw, stream);
-                }
-            }
-            // A group that was begun is ended, whatever happened in it.
-            let ended = end();
-            Ok(if result == ncclSuccess { ended } else { result })
+            in_group(0..self.origins.len(), |peer| {
+                let result = match sends(peer) {
+                    Some(from) => ncclSend(from, block, data_type, peer as i32, raw, stream),
+                    None => ncclSuccess,
+                };
+                Ok(match receives(peer) {
+                    Some(to) if is_well(result) => ncclRecv(to.cast_mut(), block, data_type, peer as i32, raw, stream),
+                    _ => result,
+                })
+            })
         }
     }
 }

@@ -7,11 +7,38 @@ use std::time::Instant;
 use super::super::backend::{Checked, MAX_GROUPED_CALLS};
 use super::NcclBackend;
 use super::access::{Stage, Stay};
-use super::bindings::*;
 use super::handle::NcclHandle;
-use super::library::function;
+use super::sys::*;
 use crate::error::{Result, bail};
 use crate::stream::Watch;
+
+/// Makes a call of NCCL's for each item, in one group of this thread, up to the first that fails. A
+/// group that was begun is ended, whatever happened in it.
+///
+/// # Safety
+///
+/// The thread has the communicators of the calls, until the group has ended.
+pub(super) unsafe fn in_group<T>(
+    items: impl IntoIterator<Item = T>,
+    mut call: impl FnMut(T) -> Result<ncclResult_t>,
+) -> Result<ncclResult_t> {
+    // SAFETY: the caller's promise.
+    let mut result = Ok(unsafe { ncclGroupStart() });
+    for item in items {
+        if !result.as_ref().is_ok_and(|result| is_well(*result)) {
+            break;
+        }
+        result = call(item);
+    }
+    // SAFETY: as above.
+    let ended = unsafe { ncclGroupEnd() };
+    result.map(|result| if is_well(result) { ended } else { result })
+}
+
+/// Whether a call has not failed.
+pub(super) fn is_well(result: ncclResult_t) -> bool {
+    result == ncclSuccess || result == ncclInProgress
+}
 
 /// Enqueues the calls of a group. An error ends their communicators.
 ///
@@ -47,8 +74,6 @@ fn backend_of<'a>(call: &Checked<'a>) -> Option<&'a NcclBackend> {
 /// As [`run`].
 unsafe fn launch(group: &[Checked<'_>]) -> Result<()> {
     let Some(first) = backends(group).next() else { return Ok(()) };
-    let library = first.handle.library;
-    let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
     let mut held: [Option<MutexGuard<'_, Stage>>; MAX_GROUPED_CALLS] = Default::default();
     let mut stays: [Option<Stay<'_>>; MAX_GROUPED_CALLS] = Default::default();
     // NCCL takes all calls in together.
@@ -67,24 +92,7 @@ unsafe fn launch(group: &[Checked<'_>]) -> Result<()> {
     }
     let _current = first.handle.device.enter()?;
     // SAFETY: a group is the thread's own; the caller's promise.
-    let result = unsafe {
-        let mut result = start();
-        let mut failed = Ok(());
-        for call in group {
-            if result != ncclSuccess || failed.is_err() {
-                break;
-            }
-            match call_in_group(call) {
-                Ok(answer) if answer == ncclInProgress => {}
-                Ok(answer) => result = answer,
-                Err(error) => failed = Err(error),
-            }
-        }
-        // A group that was begun is ended, whatever happened in it.
-        let ended = end();
-        failed?;
-        if result == ncclSuccess { ended } else { result }
-    };
+    let result = unsafe { in_group(group, |call| call_in_group(call))? };
     drop(stays);
     // What NCCL still does, it does for each communicator by itself.
     group.iter().try_for_each(|call| {

@@ -18,8 +18,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::access::{Access, Stage, Stay};
-use super::bindings::*;
-use super::library::{Library, function};
+use super::library::Library;
+use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
 use crate::cuda::{Device, gpu_wait};
@@ -65,7 +65,6 @@ impl NcclHandle {
         alive: Alive<'_>,
     ) -> Result<Self> {
         let what = "ncclCommInitRankConfig";
-        let initialize = function!(library, ncclCommInitRankConfig)?;
         let new = NewCommunicator::default();
         let aside = Aside::start(what, {
             let device = Arc::clone(device);
@@ -74,7 +73,9 @@ impl NcclHandle {
                 let mut config = library.config();
                 // SAFETY: both pointers, to the new communicator and to a configuration, are valid
                 // during the call.
-                Ok::<_, Error>(unsafe { initialize(new.place(), world_size as i32, id, rank as i32, &mut config) })
+                Ok::<_, Error>(unsafe {
+                    ncclCommInitRankConfig(new.place(), world_size as i32, id, rank as i32, &mut config)
+                })
             }
         })?;
         // NCCL writes the communicator before it waits for other ranks (ncclCommInitRankDev in
@@ -103,7 +104,6 @@ impl NcclHandle {
         alive: Alive<'_>,
     ) -> Result<Option<Self>> {
         let library = self.library;
-        let split = function!(library, ncclCommSplit)?;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
         let device = Arc::clone(&self.device);
@@ -112,7 +112,7 @@ impl NcclHandle {
             let mut config = library.config();
             // SAFETY: the parent exists while it is locked; the other pointers are valid during the
             // call.
-            unsafe { split(parent, color, key as i32, new.place(), &mut config) }
+            unsafe { ncclCommSplit(parent, color, key as i32, new.place(), &mut config) }
         };
         // NCCL writes the child when it is made, also if that fails (ncclCommInitRankFunc in NCCL's
         // `init.cc`).
@@ -152,8 +152,7 @@ impl NcclHandle {
     ) -> Result<Self> {
         let mut ordinal = 0;
         // SAFETY: the caller's promise; writes one number.
-        let result = unsafe { function!(library, ncclCommCuDevice)?(raw, &mut ordinal) };
-        library.check("ncclCommCuDevice", result)?;
+        library.check("ncclCommCuDevice", unsafe { ncclCommCuDevice(raw, &mut ordinal) })?;
         let device = device(ordinal.max(0) as u32)?;
         let (windows, access) = (Windows::new(library, &device), Arc::new(Access::new()));
         Ok(NcclHandle { library, device, raw, is_own: false, is_blocking: false, windows, access })
@@ -165,10 +164,8 @@ impl NcclHandle {
         let _held = self.hold(deadline)?;
         // SAFETY: the communicator exists; each call writes one number.
         unsafe {
-            let result = function!(self.library, ncclCommUserRank)?(self.raw, &mut rank);
-            self.library.check("ncclCommUserRank", result)?;
-            let result = function!(self.library, ncclCommCount)?(self.raw, &mut count);
-            self.library.check("ncclCommCount", result)?;
+            self.library.check("ncclCommUserRank", ncclCommUserRank(self.raw, &mut rank))?;
+            self.library.check("ncclCommCount", ncclCommCount(self.raw, &mut count))?;
         }
         Ok([rank.max(0) as u32, count.max(0) as u32])
     }
@@ -308,7 +305,7 @@ impl NcclHandle {
     fn state(&self) -> Result<ncclResult_t> {
         let mut state = ncclSuccess;
         // SAFETY: the communicator exists; writes one number.
-        let result = unsafe { function!(self.library, ncclCommGetAsyncError)?(self.raw, &mut state) };
+        let result = unsafe { ncclCommGetAsyncError(self.raw, &mut state) };
         self.library.check("ncclCommGetAsyncError", result)?;
         Ok(state)
     }
@@ -325,14 +322,13 @@ impl NcclHandle {
 
     /// Deregisters a window. An error leaves open whether NCCL still uses the memory under it.
     pub(super) fn deregister(&self, window: NonNull<ncclWindow_vidmem>, alive: Alive<'_>) -> Result<()> {
-        let deregister = function!(self.library, ncclCommWindowDeregister)?;
         let _mask = interrupt::mask();
         let deadline = Instant::now() + ABORT_TIMEOUT;
         // SAFETY: NCCL takes a window from any thread, and this is its last use.
         let window = unsafe { Sent::new(window) };
         let deregister = move |raw| {
             // SAFETY: the communicator exists, and the window is one of its own.
-            unsafe { deregister(raw, window.into_inner().as_ptr()) }
+            unsafe { ncclCommWindowDeregister(raw, window.into_inner().as_ptr()) }
         };
         self.call_aside("ncclCommWindowDeregister", deadline, alive, deregister, || ())
     }
@@ -358,12 +354,10 @@ impl NcclHandle {
         if !self.is_own || !self.access.begin_end() {
             return;
         }
-        match self.abort_job() {
-            Ok(job) => helper::detach("ncclCommAbort", || {
-                job().unwrap_or_else(|error| crate::util::log::event!(WARN, "{error}"));
-            }),
-            Err(error) => crate::util::log::event!(WARN, "{error}"),
-        }
+        let job = self.abort_job();
+        helper::detach("ncclCommAbort", || {
+            job().unwrap_or_else(|error| crate::util::log::event!(WARN, "{error}"));
+        });
     }
 
     /// What aborts the communicator.
@@ -379,30 +373,28 @@ impl NcclHandle {
     /// (`init.cc`) on the calling thread: that works on the communicator's queues of callbacks,
     /// beside the thread that is inside, and takes the abort flags back, perhaps before that thread
     /// has seen them.
-    fn abort_job(&self) -> Result<impl FnOnce() -> Result<()> + Send + 'static> {
+    fn abort_job(&self) -> impl FnOnce() -> Result<()> + Send + 'static {
         let (library, is_blocking) = (self.library, self.is_blocking);
-        let abort = function!(library, ncclCommAbort)?;
-        let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let (device, access, windows) = (Arc::clone(&self.device), Arc::clone(&self.access), Arc::clone(&self.windows));
         // SAFETY: NCCL takes a communicator from any thread; the job frees it, when no thread is
         // inside and none comes in any more.
         let raw = unsafe { Sent::new(self.raw) };
-        Ok(move || {
+        move || {
             let raw = raw.into_inner();
             let _current = device.enter_relaxed()?;
             if is_blocking {
                 // SAFETY: the communicator exists, and the group is this thread's own.
-                let results = unsafe { [start(), abort(raw)] };
+                let results = unsafe { [ncclGroupStart(), ncclCommAbort(raw)] };
                 results.into_iter().try_for_each(|result| library.check("ncclCommAbort", result))?;
             }
             access.wait_until_empty();
             // SAFETY: no thread is inside, and this is the last use.
-            let result = unsafe { if is_blocking { end() } else { abort(raw) } };
+            let result = unsafe { if is_blocking { ncclGroupEnd() } else { ncclCommAbort(raw) } };
             access.end();
             library.check("ncclCommAbort", result)?;
             windows.end();
             Ok(())
-        })
+        }
     }
 }
 
@@ -432,13 +424,6 @@ impl Drop for NcclHandle {
         if self.access.stage() != Some(Stage::Open) || self.access.is_ending() {
             return;
         }
-        let (Ok(finalize), Ok(destroy), Ok(state)) = (
-            function!(self.library, ncclCommFinalize),
-            function!(self.library, ncclCommDestroy),
-            function!(self.library, ncclCommGetAsyncError),
-        ) else {
-            return;
-        };
         let (device, windows) = (Arc::clone(&self.device), Arc::clone(&self.windows));
         // SAFETY: NCCL takes a communicator from any thread, and nothing else has this one any
         // more.
@@ -451,15 +436,15 @@ impl Drop for NcclHandle {
             // SAFETY: the handle was the last reference to the communicator, and dropped memory had
             // one until the GPU did not use it any more; the state is written to a local variable.
             unsafe {
-                let mut result = finalize(raw);
+                let mut result = ncclCommFinalize(raw);
                 while result == ncclInProgress && wait.pause().is_ok() {
-                    if state(raw, &mut result) != ncclSuccess {
+                    if ncclCommGetAsyncError(raw, &mut result) != ncclSuccess {
                         return;
                     }
                 }
                 // With the communicator go its windows, whichever are left (ncclDevrFinalize in
                 // NCCL's `dev_runtime.cc`).
-                if result == ncclSuccess && destroy(raw) == ncclSuccess {
+                if result == ncclSuccess && ncclCommDestroy(raw) == ncclSuccess {
                     windows.end();
                 }
             }

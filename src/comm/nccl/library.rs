@@ -6,9 +6,13 @@ use std::os::raw::c_char;
 use std::sync::OnceLock;
 
 use super::NcclId;
-use super::bindings::*;
+use super::sys::{
+    self, NCCL_API_MAGIC, ncclComm_t, ncclConfig_t, ncclRemoteError, ncclResult_t, ncclSuccess, ncclTimeout,
+    ncclUniqueId,
+};
 use crate::cuda::helper::settle_at_exit;
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::cuda::library::Unloaded;
+use crate::error::{Error, ErrorKind, Result, bail, error};
 
 /// The file names to try, in TensorRT's order.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -54,9 +58,10 @@ impl fmt::Display for Version {
 
 /// NCCL as it was loaded.
 pub(crate) struct Library {
-    raw: Nccl,
     pub(crate) name: &'static str,
     pub(crate) version: Version,
+    /// The functions that it lacks.
+    lacking: Vec<&'static str>,
 }
 
 /// Loads NCCL, once.
@@ -65,46 +70,20 @@ pub(crate) fn library() -> Result<&'static Library> {
     LIBRARY.get_or_init(Library::find).as_ref().map_err(Clone::clone)
 }
 
-/// A function of the library, or an error that names the missing symbol.
-macro_rules! function {
-    ($library:expr, $function:ident) => {
-        $library.require(stringify!($function), &$library.raw().$function)
-    };
-}
-
-pub(super) use function;
-
 impl Library {
     fn find() -> Result<Self> {
-        let mut reasons = Vec::new();
-        for name in NAMES {
-            // SAFETY: NCCL may be loaded at any time; each symbol that is there has NCCL's
-            // documented type.
-            match unsafe { Nccl::new(name) } {
-                Ok(raw) => {
-                    settle_at_exit();
-                    return Self::check_version(raw, name);
-                }
-                Err(e) => {
-                    let why = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-                    reasons.push(format!("{name} ({why})"));
-                }
-            }
-        }
-        bail!(
-            Unsupported,
-            "NCCL is not to be found; tried {}. It is in the package libnccl2 and in the PyPI package nvidia-nccl-cu13, whose \
-             lib folder then has to be in LD_LIBRARY_PATH",
-            reasons.join(" and ")
-        )
-    }
-
-    fn check_version(raw: Nccl, name: &'static str) -> Result<Self> {
-        let mut library = Library { raw, name, version: OLDEST };
+        let name = sys::load(&NAMES, |tried| {
+            error!(
+                Unsupported,
+                "NCCL is not to be found; tried {tried}. It is in the package libnccl2 and in the PyPI package \
+                 nvidia-nccl-cu13, whose lib folder then has to be in LD_LIBRARY_PATH"
+            )
+        })?;
+        settle_at_exit();
+        let mut library = Library { name, version: OLDEST, lacking: sys::lacking() };
         let mut code = 0;
         // SAFETY: writes one number.
-        let result = unsafe { function!(library, ncclGetVersion)?(&mut code) };
-        library.check("ncclGetVersion", result)?;
+        library.check("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut code) })?;
         library.version = Version::from_code(code);
         if library.version < OLDEST {
             bail!(Unsupported, "{name} is NCCL {}; {OLDEST} or newer is needed", library.version);
@@ -112,25 +91,18 @@ impl Library {
         Ok(library)
     }
 
-    pub(super) fn raw(&self) -> &Nccl {
-        &self.raw
-    }
-
-    pub(super) fn require<F: Copy>(&self, name: &str, function: &Result<F, libloading::Error>) -> Result<F> {
-        match function {
-            Ok(function) => Ok(*function),
-            Err(_) => bail!(Unsupported, "{} (NCCL {}) has no {name}", self.name, self.version),
-        }
+    fn has(&self, functions: &[&str]) -> bool {
+        functions.iter().all(|function| !self.lacking.contains(function))
     }
 
     /// AlltoAll, Gather and Scatter, which are there since 2.28.
     pub(crate) fn has_all_to_all(&self) -> bool {
-        self.raw.ncclAlltoAll.is_ok() && self.raw.ncclGather.is_ok() && self.raw.ncclScatter.is_ok()
+        self.has(&["ncclAlltoAll", "ncclGather", "ncclScatter"])
     }
 
     /// Symmetric windows, which are there since 2.27.
     pub(crate) fn has_windows(&self) -> bool {
-        self.raw.ncclCommWindowRegister.is_ok() && self.raw.ncclCommWindowDeregister.is_ok()
+        self.has(&["ncclCommWindowRegister", "ncclCommWindowDeregister"])
     }
 
     /// Whether communicators of the library's own block.
@@ -142,8 +114,7 @@ impl Library {
     pub(super) fn unique_id(&self) -> Result<[u8; NcclId::BYTE_LEN]> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: writes one id.
-        let result = unsafe { function!(self, ncclGetUniqueId)?(&mut id) };
-        self.check("ncclGetUniqueId", result)?;
+        self.check("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&mut id) })?;
         Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
     }
 
@@ -154,15 +125,18 @@ impl Library {
 
     /// The error for a result, with NCCL's last message as a hint.
     pub(super) fn error(&self, what: &str, result: ncclResult_t, communicator: ncclComm_t) -> Error {
+        if result == ncclResult_t::UNLOADED {
+            return error!(Unsupported, "{what}: {} (NCCL {}) lacks a function for that", self.name, self.version);
+        }
         let text = |pointer: *const c_char| match pointer.is_null() {
             true => String::new(),
             // SAFETY: the texts of both functions below live long enough to be copied.
             false => unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned(),
         };
         // SAFETY: any number is allowed.
-        let meaning = function!(self, ncclGetErrorString).map_or(String::new(), |get| text(unsafe { get(result) }));
+        let meaning = text(unsafe { sys::ncclGetErrorString(result) });
         // SAFETY: a null communicator is allowed.
-        let hint = function!(self, ncclGetLastError).map_or(String::new(), |get| text(unsafe { get(communicator) }));
+        let hint = text(unsafe { sys::ncclGetLastError(communicator) });
         let kind = if result == ncclRemoteError {
             ErrorKind::PeerLost
         } else if result == ncclTimeout {
@@ -177,13 +151,12 @@ impl Library {
         error.followed_by(&format!("; NCCL's last message, which may be about something else: {hint:?}"))
     }
 
-    /// The configuration of a new communicator: whether calls block. Its size is that of the oldest
-    /// version's, which every newer one takes. The fields behind are set to "undefined" all the
-    /// same, because that size includes padding.
+    /// The configuration of a new communicator: whether calls block. It is the oldest version's,
+    /// which every newer one takes.
     pub(super) fn config(&self) -> ncclConfig_t {
         let undefined = i32::MIN;
         ncclConfig_t {
-            size: std::mem::offset_of!(ncclConfig_t, trafficClass).next_multiple_of(align_of::<ncclConfig_t>()),
+            size: size_of::<ncclConfig_t>(),
             magic: NCCL_API_MAGIC,
             version: OLDEST.code() as u32,
             blocking: i32::from(self.can_block()),
@@ -193,17 +166,6 @@ impl Library {
             netName: std::ptr::null(),
             splitShare: undefined,
             trafficClass: undefined,
-            commName: std::ptr::null(),
-            collnetEnable: undefined,
-            CTAPolicy: undefined,
-            shrinkShare: undefined,
-            nvlsCTAs: undefined,
-            nChannelsPerNetPeer: undefined,
-            nvlinkCentricSched: undefined,
-            graphUsageMode: undefined,
-            numRmaCtx: undefined,
-            maxP2pPeers: undefined,
-            graphStreamOrdering: undefined,
         }
     }
 }

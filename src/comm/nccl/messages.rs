@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::bindings::*;
 use super::calls::nccl_type;
-use super::library::function;
+use super::group::in_group;
+use super::sys::*;
 use super::{NcclBackend, RankState};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::cuda::CudaStream;
@@ -74,31 +74,23 @@ impl NcclBackend {
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
-        let library = self.handle.library;
-        let (send, receive) = (function!(library, ncclSend)?, function!(library, ncclRecv)?);
-        let (start, end) = (function!(library, ncclGroupStart)?, function!(library, ncclGroupEnd)?);
         let cuda_stream = stream.as_ptr().cast();
         self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
-            // SAFETY: the caller's promise. A group that was begun is ended in every case.
+            let filled = messages.iter().filter(|message| message.element_count > 0);
+            // SAFETY: the caller's promise.
             unsafe {
-                let mut result = start();
-                for message in messages.iter().filter(|message| message.element_count > 0) {
-                    if result != ncclSuccess && result != ncclInProgress {
-                        break;
-                    }
+                in_group(filled, |message| {
                     let carried = message.element_count * message.data_type.carrier_count();
                     let (data_type, count) = nccl_type(message.data_type.carrier(), carried);
                     let address = message.address.pointer.cast();
-                    result = match message.direction {
-                        Direction::Send(to) => send(address, count, data_type, to.0 as i32, raw, cuda_stream),
+                    Ok(match message.direction {
+                        Direction::Send(to) => ncclSend(address, count, data_type, to.0 as i32, raw, cuda_stream),
                         Direction::Receive(Some(from)) => {
-                            receive(address, count, data_type, from.0 as i32, raw, cuda_stream)
+                            ncclRecv(address, count, data_type, from.0 as i32, raw, cuda_stream)
                         }
                         Direction::Receive(None) => ncclInvalidArgument,
-                    };
-                }
-                let ended = end();
-                Ok(if result == ncclSuccess || result == ncclInProgress { ended } else { result })
+                    })
+                })
             }
         })
     }

@@ -5,8 +5,6 @@
 //! and back (`staging`). `route` decides which of NCCL's calls a collective becomes, and `calls`
 //! makes them. `handle` keeps NCCL's rules: one thread at a time, and no wait without a deadline.
 
-#[rustfmt::skip]
-mod bindings;
 mod access;
 mod bootstrap;
 mod calls;
@@ -19,13 +17,13 @@ mod messages;
 mod route;
 mod scratch;
 mod staging;
+mod sys;
 mod watchdog;
 mod window;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use bindings::ncclRedOp_t;
 pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
 use domain::NcclDomain;
 use handle::NcclHandle;
@@ -35,6 +33,7 @@ pub(crate) use route::reduces_float8;
 use route::{Features, Route};
 use scratch::Scratch;
 use staging::Staging;
+use sys::ncclRedOp_t;
 
 use super::backend::{Backend, Checked, Control, Request, SharedGraph};
 use super::message::{Delivery, MessageRequest};

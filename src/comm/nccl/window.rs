@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::NcclBackend;
-use super::bindings::*;
 use super::handle::{Alive, NcclHandle};
-use super::library::{Library, function};
+use super::library::Library;
+use super::sys::*;
 use crate::collective::Purpose;
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
@@ -31,7 +31,7 @@ const MOST_COMPARED: usize = i64::BITS as usize;
 
 /// The length of a buffer's memory: a multiple of a window's granularity, and at least one.
 fn registered_len(byte_len: usize) -> usize {
-    byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT as usize)
+    byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT)
 }
 
 /// Frees memory of NCCL's.
@@ -41,9 +41,8 @@ fn registered_len(byte_len: usize) -> usize {
 /// ncclMemAlloc gave the memory, nothing uses it any more, no window of a living communicator is
 /// over it, and it is freed once. The device is current.
 unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
-    let free = function!(library, ncclMemFree)?;
     // SAFETY: the caller's promise.
-    library.check("ncclMemFree", unsafe { free(address.as_ptr().cast()) })
+    library.check("ncclMemFree", unsafe { ncclMemFree(address.as_ptr().cast()) })
 }
 
 /// The windows of a communicator, and memory that it may still use. The handle has it, and so has
@@ -252,11 +251,10 @@ impl NcclBackend {
 
 impl SymmetricMemory {
     fn new(handle: &Arc<NcclHandle>, byte_len: usize) -> Result<Self> {
-        let allocate = function!(handle.library, ncclMemAlloc)?;
         let _current = handle.device.enter()?;
         let mut address = ptr::null_mut();
         // SAFETY: writes one address.
-        let result = unsafe { allocate(&mut address, registered_len(byte_len)) };
+        let result = unsafe { ncclMemAlloc(&mut address, registered_len(byte_len)) };
         handle.library.check("ncclMemAlloc", result)?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
         Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), owner: Owner::Buffer })
@@ -270,7 +268,6 @@ impl SymmetricMemory {
 
     /// Registers the memory. Collective.
     fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
-        let register = function!(self.handle.library, ncclCommWindowRegister)?;
         // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory
         // meanwhile.
         let address = unsafe { Sent::new(self.address) };
@@ -278,9 +275,9 @@ impl SymmetricMemory {
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
         let register = move |raw| {
             let address = address.into_inner().as_ptr().cast();
-            let flags = NCCL_WIN_COLL_SYMMETRIC as i32;
+            let (byte_len, flags) = (registered_len(byte_len), NCCL_WIN_COLL_SYMMETRIC);
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
-            unsafe { register(raw, address, registered_len(byte_len), window.as_ptr(), flags) }
+            unsafe { ncclCommWindowRegister(raw, address, byte_len, window.as_ptr(), flags) }
         };
         let registered = self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ());
         registered.inspect_err(|_| self.leave_to_communicator())?;

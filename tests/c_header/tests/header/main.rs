@@ -2,6 +2,7 @@
 //! bindgen reads the header, syn reads `bindings/capi/src/`. bindgen needs libclang, in a standard
 //! place or in the folder that the environment variable `LIBCLANG_PATH` names.
 
+mod nccl;
 mod source;
 
 #[path = "../../../shared/header.rs"]
@@ -60,13 +61,14 @@ const NUMBERS: [(&str, i64); 20] = [
     ("DCL_DEVICE_UNSET", -2),
 ];
 
-/// The parts of the standard headers that the header needs. With them a libclang without any
+/// The parts of the standard headers that the headers need. With them a libclang without any
 /// headers suffices.
 const STANDARD: [(&str, &str); 2] = [
     ("stddef.h", "typedef __SIZE_TYPE__ size_t;\n#define NULL ((void *)0)\n"),
     (
         "stdint.h",
-        "typedef unsigned char uint8_t;\ntypedef int int32_t;\ntypedef unsigned uint32_t;\ntypedef long int64_t;\n\
+        "typedef signed char int8_t;\ntypedef short int16_t;\ntypedef unsigned char uint8_t;\ntypedef unsigned short uint16_t;\n\
+         typedef int int32_t;\ntypedef unsigned uint32_t;\ntypedef long int64_t;\n\
          typedef unsigned long uint64_t;\n",
     ),
 ];
@@ -75,22 +77,29 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The header in Rust, by bindgen. `None` if there is no libclang; CI requires it.
+/// The library's own header.
 fn header() -> Option<Source> {
+    bindings(&root().join("include/distcollective.h"), &STANDARD, "(dcl|DCL)_.*")
+}
+
+/// The items of a header in Rust, by bindgen, and what it needs of other headers. `None` if there
+/// is no libclang; CI requires it.
+fn bindings(header: &Path, others: &[(&str, &str)], items: &str) -> Option<Source> {
     if let Err(error) = clang_sys::load() {
         assert!(std::env::var("DCL_REQUIRE_PEERS").is_err(), "libclang cannot be loaded: {error}");
         eprintln!("skipped: libclang cannot be loaded: {error}");
         return None;
     }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_header");
+    let name = header.file_stem().expect("a file");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c_header").join(name);
     fs::create_dir_all(&folder).expect("a folder");
-    for (name, text) in STANDARD {
+    for (name, text) in others {
         fs::write(folder.join(name), text).expect("a file");
     }
     let bindings = bindgen::builder()
-        .header(root().join("include/distcollective.h").to_str().expect("text"))
+        .header(header.to_str().expect("text"))
         .clang_args(["-nostdinc", "-I", folder.to_str().expect("text")])
-        .allowlist_item("(dcl|DCL)_.*")
+        .allowlist_item(items)
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .generate_comments(false)

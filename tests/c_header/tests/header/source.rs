@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use syn::parse::{ParseStream, Parser};
 use syn::{
-    Attribute, Expr, Fields, FnArg, ForeignItem, GenericArgument, GenericParam, ImplItem, Item, ItemStruct, Lit, Meta,
-    Pat, PathArguments, PathSegment, PointerMutability, ReturnType, Signature, Type, UnOp,
+    Attribute, Expr, Fields, FnArg, ForeignItem, ForeignItemFn, GenericArgument, GenericParam, ImplItem, Item,
+    ItemStruct, Lit, Meta, Pat, PathArguments, PathSegment, PointerMutability, ReturnType, Signature, Type, UnOp,
 };
 
 /// The declarations of some files.
@@ -32,6 +33,13 @@ pub struct Layout {
     size: usize,
     align: usize,
     offsets: Vec<usize>,
+}
+
+impl Layout {
+    /// Whether the fields of `other` are the first of these.
+    pub fn begins_with(&self, other: &Layout) -> bool {
+        self.align == other.align && self.offsets.starts_with(&other.offsets)
+    }
 }
 
 impl Source {
@@ -67,6 +75,22 @@ impl Source {
                 ForeignItem::Fn(function) => Some(function.sig),
                 _ => None,
             })),
+            Item::Macro(item) if item.mac.path.is_ident("functions") => {
+                let functions = |input: ParseStream<'_>| {
+                    while !input.is_empty() {
+                        self.signatures.push(input.parse::<ForeignItemFn>()?.sig);
+                    }
+                    Ok(())
+                };
+                functions.parse2(item.mac.tokens).expect("functions");
+            }
+            Item::Macro(item) if item.mac.path.is_ident("handles") => {
+                for handle in item.mac.tokens.to_string().split_terminator(';') {
+                    let (name, structure) = handle.split_once('=').expect("a handle");
+                    let pointer = syn::parse_str(&format!("*mut {structure}")).expect("a type");
+                    self.aliases.insert(name.trim().to_owned(), pointer);
+                }
+            }
             Item::Impl(item) => {
                 let owner = segment(&item.self_ty).map(|segment| segment.ident.to_string()).unwrap_or_default();
                 for item in item.items {
@@ -187,6 +211,11 @@ impl Source {
         self.signatures.iter().map(signature).collect()
     }
 
+    /// A type by its name, as C sees it.
+    pub fn named_type(&self, name: &str) -> String {
+        self.c_type(&syn::parse_str(name).expect("a type"), &Generics::new())
+    }
+
     pub fn structures(&self) -> impl Iterator<Item = &str> {
         self.structures.keys().map(String::as_str)
     }
@@ -229,8 +258,8 @@ impl Source {
             return (size * len.parse::<usize>().expect("a length"), align);
         }
         match ty {
-            "u8" => (1, 1),
-            "i32" | "u32" => (4, 4),
+            "u8" | "c_char" => (1, 1),
+            "i32" | "u32" | "c_int" | "c_uint" => (4, 4),
             "i64" | "u64" | "usize" => (8, 8),
             pointer if pointer.starts_with('*') || pointer.starts_with("fn(") => (8, 8),
             structure => {
