@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Probe;
 use crate::comm::host;
 use crate::error::error;
+use crate::util::free_memory;
 
 /// The machine without its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -60,8 +61,8 @@ impl Host {
         Host {
             system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
             cores: cores.map(usize::from).map_err(|e| error!(System, "the cores cannot be counted: {e}")).into(),
-            memory_available_bytes: host::memory_available().into(),
-            memory_limit_bytes: host::memory_limit(),
+            memory_available_bytes: free_memory::available().into(),
+            memory_limit_bytes: free_memory::limit(),
             dev_shm_bytes: rustix::fs::statvfs("/dev/shm").ok().map(|found| found.f_blocks * found.f_frsize),
             open_files,
             threads: threads.into_iter().flatten().min(),

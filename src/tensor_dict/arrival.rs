@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::schema::{Schema, TensorSchema};
 use super::{Tensor, TensorDict};
-use crate::comm::host;
 use crate::cuda::Device;
 use crate::error::{Error, Result, bail};
 use crate::memory::MemorySpace;
+use crate::util::free_memory;
 use crate::util::text::clipped;
 
 /// Where a receiver's tensors lie at the end.
@@ -60,7 +60,7 @@ impl Arrival {
         }
         if destination.space == MemorySpace::Host {
             let byte_len = missing.iter().fold(0u64, |sum, tensor| sum.saturating_add(tensor.byte_len as u64));
-            host::check_memory("memory for new tensors", byte_len)?;
+            free_memory::check("memory for new tensors", byte_len)?;
         }
         let allocate = |tensor: &TensorSchema| {
             let Destination { space, pinning, .. } = destination;

@@ -15,11 +15,11 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::element_type::{ElementType, OpaqueType};
 use super::read_only::ReadOnly;
 use super::{Tensor, TensorDict};
-use crate::comm::host;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{MemorySpace, ReadOnlyMemory};
 use crate::shape::Shape;
+use crate::util::free_memory;
 use crate::util::text::clipped;
 
 /// The length of the header's length, in bytes.
@@ -198,7 +198,7 @@ fn load(path: &Path) -> Result<TensorDict> {
     let (file, file_len) = open(path)?;
     let mut reader = BufReader::new(file);
     let header = Header::read(&mut reader, file_len)?;
-    host::check_memory("memory for its tensors", file_len - header.byte_len as u64)?;
+    free_memory::check("memory for its tensors", file_len - header.byte_len as u64)?;
     let mut dict = TensorDict::new();
     for FileTensor { name, element_type, shape, .. } in header.tensors {
         let mut tensor = Tensor::zeroed(element_type, shape, MemorySpace::Host, None)?;

@@ -9,10 +9,11 @@ use super::payload::PIECE_BYTES;
 use super::read_only::ReadOnly;
 use super::schema::Schema;
 use super::tensor::Tensor;
-use crate::comm::{Fill, host};
+use crate::comm::Fill;
 use crate::error::{Result, bail};
 use crate::memory::ReadOnlyMemory;
 use crate::rank::GroupRank;
+use crate::util::free_memory;
 
 /// What the tensors are aligned to: a cache line, and so every element type.
 const ALIGN: usize = 64;
@@ -37,7 +38,7 @@ impl Broadcast {
     pub(super) fn share(&self, tensors: Vec<&Tensor>) -> Result<()> {
         let placed = places(tensors.iter().map(|tensor| tensor.byte_len()));
         let placed = placed.and_then(|(places, byte_len)| {
-            host::check_memory("shared memory for the tensors", byte_len as u64)?;
+            free_memory::check("shared memory for the tensors", byte_len as u64)?;
             Ok((places, byte_len))
         });
         let (places, byte_len) = self.agree(placed)?;

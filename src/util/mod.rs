@@ -3,6 +3,7 @@
 pub(crate) mod callback;
 pub(crate) mod descriptors;
 pub(crate) mod fork;
+pub(crate) mod free_memory;
 pub(crate) mod interrupt;
 pub(crate) mod log;
 pub(crate) mod settings;

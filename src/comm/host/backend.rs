@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use super::memory::arena::Arena;
-use super::memory::free_memory::FreeMemory;
 use super::memory::read_only::ReadOnlyBytes;
 use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writing};
@@ -29,6 +28,7 @@ use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
 use crate::sync::{Ordering, fence};
+use crate::util::free_memory::FreeMemory;
 use crate::util::text::count_of;
 
 /// One rank of a host communicator. On cache lines of its own, because each call writes some of it.

@@ -45,7 +45,6 @@ use crate::error::Result;
 use crate::handshake::Participant;
 
 pub(crate) use backend::HostBackend;
-pub(crate) use memory::free_memory::{available as memory_available, check as check_memory, limit as memory_limit};
 pub(crate) use system::{MAX_RANKS, check_system, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process.

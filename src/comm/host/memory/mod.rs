@@ -6,7 +6,6 @@ use crate::error::Result;
 use crate::util::wait::{Stopped, Wait};
 
 pub(super) mod arena;
-pub(super) mod free_memory;
 pub(super) mod read_only;
 #[cfg(not(loom))]
 mod shared_memory;

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, Weak};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, free_memory, in_pieces};
+use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, in_pieces};
 use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::util::free_memory;
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 

@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 
 /// What an allocation needs besides its bytes: a share of them for page tables, and some bytes for
@@ -84,7 +83,7 @@ pub(crate) fn available() -> Result<u64> {
 
 fn available_in(root: &Path) -> Result<u64> {
     let path = root.join("proc/meminfo");
-    let unreadable = |e| caused_by(error!(System, "{} cannot be read", path.display()), "read", e);
+    let unreadable = |e| error!(System, "{} cannot be read: read: {e}", path.display()).with_source(e);
     let text = std::fs::read_to_string(&path).map_err(unreadable)?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")).and_then(|number| number.parse::<u64>().ok());
