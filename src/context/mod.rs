@@ -24,7 +24,7 @@ use setup::Setup;
 use shapes::Shapes;
 
 use crate::comm::Communicator;
-use crate::engine::{EngineInner, IoMode, IoTensor};
+use crate::engine::{Engine, EngineInner, IoMode, IoTensor};
 use crate::error::{Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
@@ -91,6 +91,26 @@ impl ContextOptions {
     pub fn graphs_without_agreement(mut self, graphs_without_agreement: bool) -> Self {
         self.graphs_without_agreement = graphs_without_agreement;
         self
+    }
+}
+
+impl Engine {
+    /// A context to run the engine in. An engine may have several, each with its own memory.
+    ///
+    /// # Errors
+    ///
+    /// More memory than there is.
+    pub fn create_execution_context(&self) -> Result<ExecutionContext> {
+        self.create_execution_context_with(ContextOptions::default())
+    }
+
+    /// [`create_execution_context`](Self::create_execution_context) with options.
+    ///
+    /// # Errors
+    ///
+    /// More memory than there is.
+    pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
+        ExecutionContext::new(Arc::clone(&self.inner), options)
     }
 }
 

@@ -21,7 +21,6 @@ pub(crate) use inference::infer_shapes;
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 
-use crate::context::{ContextOptions, ExecutionContext};
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
 use crate::error::{Result, bail, error};
@@ -225,24 +224,6 @@ impl Engine {
     /// Tensors, layers, schedule and memory, as text, as JSON or as a graph.
     pub fn inspect(&self) -> Inspection {
         inspect::inspect(&self.inner)
-    }
-
-    /// A context to run the engine in. An engine may have several, each with its own memory.
-    ///
-    /// # Errors
-    ///
-    /// More memory than there is.
-    pub fn create_execution_context(&self) -> Result<ExecutionContext> {
-        self.create_execution_context_with(ContextOptions::default())
-    }
-
-    /// [`create_execution_context`](Self::create_execution_context) with options.
-    ///
-    /// # Errors
-    ///
-    /// More memory than there is.
-    pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
-        ExecutionContext::new(Arc::clone(&self.inner), options)
     }
 }
 
