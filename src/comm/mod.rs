@@ -13,6 +13,7 @@ pub(crate) mod host;
 pub(crate) mod loopback;
 pub(crate) mod message;
 pub(crate) mod nccl;
+mod nccl_id;
 pub(crate) mod rank_lock;
 mod signature;
 mod split;
@@ -44,8 +45,9 @@ pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub(crate) use control::Votes;
+pub(crate) use create::can_share_gpus;
 pub(crate) use groups::not_a_member;
-pub use nccl::NcclId;
+pub use nccl_id::NcclId;
 
 /// One rank of a set of ranks that make collective calls together.
 ///

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::process;
-use crate::comm::{BackendKind, nccl};
+use crate::comm::{BackendKind, can_share_gpus};
 use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail, error};
 use crate::util::text::list_ranks;
@@ -45,7 +45,7 @@ impl RankGpu {
     /// There is no such GPU, or NCCL cannot be used.
     fn find(ordinal: u32) -> Result<Self> {
         let device = Device::open(ordinal)?;
-        Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: nccl::can_share_gpus()? })
+        Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: can_share_gpus()? })
     }
 }
 

@@ -4,11 +4,10 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use super::super::NcclId;
 use super::super::backend::{Backend, Control};
-use super::super::host;
 use super::domain::NcclDomain;
 use super::handle::NcclHandle;
-use super::id::NcclId;
 use super::library::library;
 use super::route::Features;
 use super::{NcclBackend, STAND_IN_BYTES};
@@ -49,10 +48,15 @@ pub(crate) fn check_all(world_size: u32) -> Result<u32> {
 }
 
 /// A communicator whose ranks are threads of this process. Rank `r` has GPU `r`, modulo the number
-/// of GPUs.
-pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<dyn Backend>>> {
+/// of GPUs. `controls` makes their control communicators.
+pub(crate) fn in_process(
+    world_size: u32,
+    controls: impl FnOnce() -> Result<Vec<Arc<dyn Backend>>>,
+    deadline: Instant,
+) -> Result<Vec<Arc<dyn Backend>>> {
     let gpus = check_gpus(world_size)?;
-    let id = NcclId::new()?;
+    let id = library()?.unique_id()?;
+    let controls = controls()?;
     // NCCL wants all ranks at once, each on a thread of its own.
     std::thread::scope(|scope| {
         let connect = |(rank, control): (u32, Arc<dyn Backend>)| {
@@ -63,8 +67,6 @@ pub(crate) fn in_process(world_size: u32, deadline: Instant) -> Result<Vec<Arc<d
             };
             std::thread::Builder::new().spawn_scoped(scope, connect)
         };
-        let controls = host::in_process(world_size)?.into_iter().map(|control| Arc::new(control) as Arc<dyn Backend>);
-        let controls: Vec<_> = controls.collect();
         let threads: Vec<_> = (0..world_size).zip(controls.iter().cloned()).map(connect).collect();
         let is_running = || threads.iter().flatten().any(|thread| !thread.is_finished());
         let mut wait = Wait::forever();

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::raw::c_char;
 use std::sync::OnceLock;
 
-use super::NcclId;
+use super::super::NcclId;
 use super::sys::{
     self, NCCL_API_MAGIC, ncclComm_t, ncclConfig_t, ncclRemoteError, ncclResult_t, ncclSuccess, ncclTimeout,
     ncclUniqueId,
@@ -110,12 +110,12 @@ impl Library {
         self.version >= OLDEST_THAT_MAY_BLOCK
     }
 
-    /// The bytes of a new id for a communicator.
-    pub(super) fn unique_id(&self) -> Result<[u8; NcclId::BYTE_LEN]> {
+    /// A new id for a communicator.
+    pub(crate) fn unique_id(&self) -> Result<NcclId> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: writes one id.
         self.check("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&mut id) })?;
-        Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
+        Ok(NcclId(id.internal.map(|byte| byte.to_ne_bytes()[0])))
     }
 
     /// The result of a call without a communicator, as an error of this crate.

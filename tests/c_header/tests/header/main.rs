@@ -124,7 +124,7 @@ fn code() -> Source {
             "src/collective/determinism.rs",
             "src/collective/operation.rs",
             "src/comm/message.rs",
-            "src/comm/nccl/id.rs",
+            "src/comm/nccl_id.rs",
         ]
         .map(|f| root().join(f)),
     );

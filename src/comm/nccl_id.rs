@@ -1,27 +1,17 @@
-//! The id by which ranks find each other.
+//! The id by which ranks on GPUs find each other.
 
 use std::fmt;
 
-use super::library;
 use crate::error::{Result, error};
 
 /// The id by which the ranks of a communicator on GPUs find each other: an `ncclUniqueId`. One rank
 /// makes it and sends it to the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct NcclId([u8; Self::BYTE_LEN]);
+pub struct NcclId(pub(super) [u8; Self::BYTE_LEN]);
 
 impl NcclId {
     /// Its length in bytes.
     pub const BYTE_LEN: usize = 128;
-
-    /// A new id.
-    ///
-    /// # Errors
-    ///
-    /// There is no NCCL, or NCCL finds no network interface.
-    pub fn new() -> Result<Self> {
-        Ok(NcclId(library()?.unique_id()?))
-    }
 
     /// The bytes, to be sent to the other ranks.
     pub fn as_bytes(&self) -> &[u8] {
