@@ -114,8 +114,6 @@ pub mod collective;
 pub mod comm;
 pub mod context;
 mod cuda;
-#[doc(hidden)]
-pub mod diagnosis;
 pub mod dist_collective;
 mod element;
 pub mod engine;
@@ -131,6 +129,7 @@ mod moved_type;
 pub mod network;
 pub mod stream;
 mod sync;
+pub mod system;
 pub mod tensor_dict;
 mod util;
 

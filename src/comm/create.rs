@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
+use crate::cuda::Device;
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
@@ -239,4 +240,29 @@ fn host_ranks(world_size: u32) -> Result<Vec<Arc<dyn Backend>>> {
 /// Whether NCCL can be used, and lets several ranks share one GPU.
 pub(crate) fn can_share_gpus() -> Result<bool> {
     nccl::can_share_gpus()
+}
+
+/// NCCL as it is loaded.
+pub(crate) fn nccl_library() -> Result<&'static nccl::Library> {
+    nccl::library()
+}
+
+/// Whether layers of several ranks run on a GPU.
+pub(crate) fn runs_layers(device: &Device) -> bool {
+    nccl::runs_layers(device)
+}
+
+/// Whether NCCL reduces float8 on a GPU.
+pub(crate) fn reduces_float8(device: &Device) -> bool {
+    nccl::reduces_float8(device)
+}
+
+/// About how many ranks on the host backend can be processes of their own, by the number of files
+/// that a process may have open.
+///
+/// # Errors
+///
+/// The system lacks what processes need to share memory and to meet; containers may forbid it.
+pub fn most_processes() -> Result<u32> {
+    host::most_processes()
 }

@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use super::Environment;
 use super::agreement::{AgreedBackend, Agreement, RankInfo};
 use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, ThisSystem, discover};
 use super::endpoint::{Endpoint, is_this_machine};
@@ -14,6 +13,7 @@ use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
 use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
+use super::{Environment, SECRET};
 use crate::collective::Purpose;
 use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, timeout_or};
 use crate::cuda;
@@ -272,7 +272,7 @@ impl EnvironmentBuilder {
     fn checked_secret(&self) -> Result<Option<Secret>> {
         let (secret, name) = match &self.secret {
             Some(secret) => (Some(secret.clone()), "the secret that the caller gives"),
-            None => (std::env::var_os("DCL_SECRET").map(|secret| Secret(secret.into_vec())), "DCL_SECRET"),
+            None => (std::env::var_os(SECRET).map(|secret| Secret(secret.into_vec())), SECRET),
         };
         if secret.as_ref().is_some_and(|Secret(secret)| secret.is_empty()) {
             bail!(InvalidArgument, "{name} is empty; a secret has at least one byte, or is not set at all");

@@ -17,8 +17,7 @@ use std::time::Duration;
 
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
-use discovery::{CallerValues, Discovery, ThisSystem};
-pub(crate) use discovery::{LAUNCH_SOCKET, variable_names};
+use discovery::{CallerValues, Discovery, LAUNCH_SOCKET, ThisSystem};
 pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;
@@ -28,6 +27,10 @@ use crate::cuda;
 use crate::error::Result;
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
+use crate::util::settings;
+
+/// The variable of the secret, which proves that a rank is one of the job's.
+const SECRET: &str = "DCL_SECRET";
 
 /// How long NCCL's communicators may take to end with those of the other ranks.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -169,6 +172,16 @@ impl Environment {
     /// The launcher whose variables are set, if there is one.
     pub fn detect_launcher() -> Option<Launcher> {
         discovery::launcher_of(&ThisSystem)
+    }
+
+    /// This process's rank and the number of ranks, by the launcher's variables alone.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`: a variable is missing or wrong, or variables contradict each other.
+    pub fn detect_rank() -> Result<(Rank, u32)> {
+        let discovery = discovery::discover(&CallerValues::default(), &ThisSystem)?;
+        Ok((discovery.rank, discovery.world_size))
     }
 
     /// This process's rank.
@@ -315,14 +328,20 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// What is wrong with the environment's variables if there is no launcher, which would say so
-/// itself.
-pub(crate) fn mistakes_without_launcher() -> Vec<String> {
-    discovery::mistakes_without_launcher(&ThisSystem)
+/// The names of all environment variables that the library reads.
+pub fn variable_names() -> impl Iterator<Item = &'static str> {
+    discovery::variable_names().chain(settings::SETTINGS_VARIABLES).chain([SECRET, LAUNCH_SOCKET])
 }
 
-/// This process's rank and the number of ranks, by the launcher's variables alone.
-pub(crate) fn rank_and_world_size() -> Result<(Rank, u32)> {
-    let discovery = discovery::discover(&CallerValues::default(), &ThisSystem)?;
-    Ok((discovery.rank, discovery.world_size))
+/// What is wrong with the values of the library's own variables, a sentence each. What is wrong
+/// with those of a launcher is an error of [`Environment::detect_rank`].
+pub fn variable_mistakes() -> Vec<String> {
+    let mut mistakes = settings::mistakes();
+    if Environment::detect_launcher().is_none() {
+        mistakes.extend(discovery::mistakes_without_launcher(&ThisSystem));
+    }
+    if std::env::var_os(SECRET).is_some_and(|secret| secret.is_empty()) {
+        mistakes.push(format!("{SECRET} is empty; unset it, or give it at least one byte"));
+    }
+    mistakes
 }

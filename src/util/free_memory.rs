@@ -76,8 +76,12 @@ pub(crate) fn check(what: &str, byte_len: u64) -> Result<()> {
     }
 }
 
-/// The memory that programs can still have, as the kernel estimates it.
-pub(crate) fn available() -> Result<u64> {
+/// The memory that programs can still get, in bytes, by the kernel's estimate.
+///
+/// # Errors
+///
+/// `/proc/meminfo` does not say.
+pub fn available_memory() -> Result<u64> {
     available_in(Path::new("/"))
 }
 
@@ -92,8 +96,8 @@ fn available_in(root: &Path) -> Result<u64> {
         .ok_or_else(|| error!(System, "{} does not say what memory is available", path.display()))
 }
 
-/// The least limit of the control groups that this process is in.
-pub(crate) fn limit() -> Option<u64> {
+/// The memory limit of this process's control groups in bytes, if there is one.
+pub fn memory_limit() -> Option<u64> {
     groups_in(Path::new("/")).iter().map(|group| group.limit).min()
 }
 

@@ -45,7 +45,7 @@ use crate::error::Result;
 use crate::handshake::Participant;
 
 pub(crate) use backend::HostBackend;
-pub(crate) use system::{MAX_RANKS, check_system, most_processes};
+pub(crate) use system::{MAX_RANKS, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process.
 pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-use rustix::process::getpid;
+use rustix::process::{Resource, getpid, getrlimit};
 
 use super::memory::SharedMemorySize;
 use super::memory::world_memory::WorldFile;
@@ -22,7 +22,7 @@ pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -
 }
 
 /// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.
-pub(crate) fn check_system() -> Result<()> {
+fn check_system() -> Result<()> {
     WorldFile::create()?.allocate(SharedMemorySize::fully_resident(1), 1, &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
@@ -30,9 +30,15 @@ pub(crate) fn check_system() -> Result<()> {
     listener.map(|_| ()).map_err(refused)
 }
 
+/// About how many ranks can be processes of their own.
+pub(crate) fn most_processes() -> Result<u32> {
+    check_system()?;
+    Ok(most_processes_with(getrlimit(Resource::Nofile).maximum))
+}
+
 /// About how many processes of one rank there can be if each may have so many descriptors. Rank 0's
 /// process has a connection and a pidfd for each other process.
-pub(crate) fn most_processes(descriptors: Option<u64>) -> u32 {
+fn most_processes_with(descriptors: Option<u64>) -> u32 {
     let others = |descriptors: u64| descriptors.saturating_sub(OTHER_DESCRIPTORS) / 2;
     descriptors.map_or(MAX_RANKS, |descriptors| others(descriptors).min(u64::from(MAX_RANKS) - 1) as u32 + 1)
 }
@@ -49,7 +55,7 @@ mod tests {
 
     #[test]
     fn descriptors_bound_the_processes() {
-        let most = [Some(0), Some(17), Some(64), Some(1024), Some(1 << 20), None].map(most_processes);
+        let most = [Some(0), Some(17), Some(64), Some(1024), Some(1 << 20), None].map(most_processes_with);
         assert_eq!(most, [1, 1, 25, 505, MAX_RANKS, MAX_RANKS]);
     }
 

@@ -26,7 +26,7 @@ use std::time::Instant;
 pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
 use domain::NcclDomain;
 use handle::NcclHandle;
-pub(crate) use library::library;
+pub(crate) use library::{Library, library};
 pub(crate) use route::reduces_float8;
 use route::{Features, Route};
 use scratch::Scratch;

@@ -11,8 +11,8 @@ use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, in_pieces};
 use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::util::free_memory;
 use crate::util::fork::ProcessGuard;
+use crate::util::free_memory;
 use crate::util::lock;
 
 /// The length of the file, if this process may make one as long. It takes memory only for the pages

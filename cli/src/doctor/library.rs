@@ -1,18 +1,15 @@
 //! The libraries that are loaded when they are first used.
 
 use std::path::Path;
-use std::time::Instant;
 
+use distcollective::Result;
+use distcollective::system::{self, NcclInfo};
 use serde::Serialize;
 
-use super::{Probe, bounded};
-use crate::comm::nccl;
-use crate::cuda::{driver_version, nvrtc_version};
-use crate::error::Result;
+use super::probe::{Probe, Timer};
 
 /// A library that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Library {
     /// Its version: `13.0`.
     pub version: String,
@@ -22,7 +19,6 @@ pub struct Library {
 
 /// NCCL as it was loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Nccl {
     /// Its version: `2.30.7`.
     pub version: String,
@@ -38,28 +34,23 @@ pub struct Nccl {
     pub shares_gpus: bool,
 }
 
-pub(super) fn driver(deadline: Instant) -> Probe<Library> {
-    let version = bounded("asking the driver for its version", deadline, driver_version);
-    Library::of(version, "libcuda.so").into()
+pub fn driver(timer: Timer) -> Probe<Library> {
+    Library::of(system::driver_version(timer.left()), "libcuda.so").into()
 }
 
-pub(super) fn nvrtc(deadline: Instant) -> Probe<Library> {
-    let version = bounded("asking NVRTC for its version", deadline, nvrtc_version);
-    Library::of(version, "libnvrtc.so").into()
+pub fn nvrtc(timer: Timer) -> Probe<Library> {
+    Library::of(system::nvrtc_version(timer.left()), "libnvrtc.so").into()
 }
 
-pub(super) fn nccl() -> Probe<Nccl> {
-    let look = || {
-        let library = nccl::library()?;
-        Ok(Nccl {
-            version: library.version.to_string(),
-            file: file_of("libnccl.so").unwrap_or_else(|| library.name.to_owned()),
-            has_all_to_all: library.has_all_to_all(),
-            has_windows: library.has_windows(),
-            shares_gpus: nccl::can_share_gpus()?,
-        })
-    };
-    look().into()
+pub fn nccl() -> Probe<Nccl> {
+    let found = NcclInfo::load().map(|library| Nccl {
+        version: library.version,
+        file: file_of("libnccl.so").unwrap_or_else(|| library.file.to_owned()),
+        has_all_to_all: library.has_all_to_all,
+        has_windows: library.has_windows,
+        shares_gpus: library.shares_gpus,
+    });
+    found.into()
 }
 
 impl Library {

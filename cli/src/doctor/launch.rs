@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use distcollective::environment::{self, Environment};
 use serde::Serialize;
-
-use crate::environment::{self, Environment, LAUNCH_SOCKET};
-use crate::util::settings;
 
 /// Variables beside the launchers' that matter to a job. All variables whose names begin with
 /// `DCL_` or `NCCL_` matter too.
@@ -23,7 +21,6 @@ const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
 /// What the environment variables say about ranks and libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Launch {
     /// The launcher whose variables are set.
     pub launcher: Option<&'static str>,
@@ -40,9 +37,9 @@ pub struct Launch {
 }
 
 impl Launch {
-    pub(super) fn look() -> Self {
+    pub fn look() -> Self {
         let launcher = Environment::detect_launcher();
-        let (place, problem) = match launcher.map(|_| environment::rank_and_world_size()) {
+        let (place, problem) = match launcher.map(|_| Environment::detect_rank()) {
             None => (None, None),
             Some(Ok(place)) => (Some(place), None),
             Some(Err(error)) => (None, Some(error.to_string())),
@@ -51,7 +48,7 @@ impl Launch {
             launcher: launcher.map(|launcher| launcher.name()),
             rank: place.map(|(rank, _)| rank.0),
             world_size: place.map(|(_, world_size)| world_size),
-            mistakes: mistakes(launcher.is_some()),
+            mistakes: mistakes(),
             problem,
             variables: variables(),
         }
@@ -59,19 +56,10 @@ impl Launch {
 }
 
 /// What is wrong with the library's own variables, apart from what a launcher's problem says.
-fn mistakes(has_launcher: bool) -> Vec<String> {
-    let mut mistakes = settings::mistakes();
-    if !has_launcher {
-        mistakes.extend(environment::mistakes_without_launcher());
-    }
-    if std::env::var_os(SECRET).is_some_and(|secret| secret.is_empty()) {
-        mistakes.push(format!("{SECRET} is empty; unset it, or give it at least one byte"));
-    }
-    let is_known = |name: &str| {
-        [SECRET, LAUNCH_SOCKET, JOBS, RESTART_COUNT].contains(&name)
-            || settings::SETTINGS_VARIABLES.contains(&name)
-            || environment::variable_names().any(|known| known == name)
-    };
+fn mistakes() -> Vec<String> {
+    let mut mistakes = environment::variable_mistakes();
+    let is_known =
+        |name: &str| [JOBS, RESTART_COUNT].contains(&name) || environment::variable_names().any(|known| known == name);
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = names.filter(|name| name.starts_with("DCL_") && !is_known(name)).collect();
     unknown.sort();

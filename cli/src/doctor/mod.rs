@@ -2,7 +2,20 @@
 
 use std::process::ExitCode;
 
-use distcollective::diagnosis::{Diagnosis, Gpu, Host, Launch, Library, Nccl, Probe};
+mod assessment;
+mod diagnosis;
+mod gpu;
+mod host;
+mod launch;
+mod library;
+mod probe;
+
+use diagnosis::Diagnosis;
+use gpu::Gpu;
+use host::Host;
+use launch::Launch;
+use library::{Library, Nccl};
+use probe::Probe;
 use serde_json::Value;
 
 use crate::output::{fail, print};
@@ -23,7 +36,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let diagnosis = Diagnosis::collect();
+    let mut diagnosis = Diagnosis::collect();
+    assessment::assess(&mut diagnosis);
     if !arguments.json {
         print(to_text(&diagnosis));
         return ExitCode::SUCCESS;
@@ -43,7 +57,7 @@ const COMMIT: &str = env!("CLI_COMMIT");
 /// The target triple that this program was built for.
 const TARGET: &str = env!("CLI_TARGET");
 
-/// The fields of the library's diagnosis, and those of this program.
+/// The fields of the diagnosis, and those of this program.
 fn to_json(diagnosis: &Diagnosis) -> serde_json::Result<Value> {
     let mut object = serde_json::to_value(diagnosis)?;
     object["commit"] = COMMIT.into();

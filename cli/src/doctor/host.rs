@@ -2,17 +2,14 @@
 
 use std::path::Path;
 
+use distcollective::system;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
-use super::Probe;
-use crate::comm::host;
-use crate::error::error;
-use crate::util::free_memory;
+use super::probe::Probe;
 
 /// The machine without its GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Host {
     /// The system and its version: `Linux 6.8.0`.
     pub system: String,
@@ -39,7 +36,6 @@ pub struct Host {
 
 /// The limits of open files of a process; `None` means that there is no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct OpenFiles {
     /// The limit in force.
     pub soft: Option<u64>,
@@ -48,8 +44,8 @@ pub struct OpenFiles {
 }
 
 impl Host {
-    pub(super) fn look() -> Self {
-        let system = rustix::system::uname();
+    pub fn look() -> Self {
+        let uname = rustix::system::uname();
         let limit = getrlimit(Resource::Nofile);
         let open_files = OpenFiles { soft: limit.current, hard: limit.maximum };
         let cores = std::thread::available_parallelism();
@@ -59,15 +55,18 @@ impl Host {
             control_group_limit("pids.max"),
         ];
         Host {
-            system: format!("{} {}", system.sysname().to_string_lossy(), system.release().to_string_lossy()),
-            cores: cores.map(usize::from).map_err(|e| error!(System, "the cores cannot be counted: {e}")).into(),
-            memory_available_bytes: free_memory::available().into(),
-            memory_limit_bytes: free_memory::limit(),
+            system: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            cores: match cores {
+                Ok(cores) => Probe::Found(cores.get()),
+                Err(e) => Probe::Missing { problem: format!("the cores cannot be counted: {e}") },
+            },
+            memory_available_bytes: system::available_memory().into(),
+            memory_limit_bytes: system::memory_limit(),
             dev_shm_bytes: rustix::fs::statvfs("/dev/shm").ok().map(|found| found.f_blocks * found.f_frsize),
             open_files,
             threads: threads.into_iter().flatten().min(),
             mappings: number_in("/proc/sys/vm/max_map_count"),
-            processes: host::check_system().map(|()| host::most_processes(open_files.hard)).into(),
+            processes: system::most_processes().into(),
         }
     }
 }

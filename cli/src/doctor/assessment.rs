@@ -1,13 +1,15 @@
 //! What follows from the facts.
 
-use super::{Diagnosis, Gpu, Host, Probe};
-use crate::util::text::{count_of, list_of};
+use super::diagnosis::Diagnosis;
+use super::gpu::Gpu;
+use super::host::Host;
+use super::probe::Probe;
 
 /// What a container has of `/dev/shm` unless told otherwise.
 const SMALL_DEV_SHM: u64 = 64 << 20;
 
 /// Adds the conclusions and the warnings.
-pub(super) fn assess(diagnosis: &mut Diagnosis) {
+pub fn assess(diagnosis: &mut Diagnosis) {
     let (nccl_ranks, auto) = backend(diagnosis);
     diagnosis.warnings = warnings_of_host(diagnosis);
     diagnosis.warnings.extend(warnings_of_gpus(diagnosis, nccl_ranks));
@@ -105,9 +107,12 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
         )),
         Probe::Found(_) => {}
     }
-    let old: Vec<u32> = gpus.iter().filter(|(_, gpu)| !gpu.runs_layers).map(|(number, _)| *number).collect();
-    if !old.is_empty() {
-        let old = list_of("GPU", old);
+    let old: Vec<String> = gpus.iter().filter(|(_, gpu)| !gpu.runs_layers).map(|(n, _)| n.to_string()).collect();
+    if let Some((last, first)) = old.split_last() {
+        let old = match first {
+            [] => format!("GPU {last}"),
+            _ => format!("GPUs {} and {last}", first.join(", ")),
+        };
         warnings.push(format!(
             "layers of several ranks are refused on {old}: they need compute capability 8.0, or the backend \"host\""
         ));
@@ -134,9 +139,16 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
     warnings
 }
 
+/// `1 core`, `4 cores`.
+fn count_of(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{Launch, Library, Nccl, OpenFiles};
+    use super::super::host::OpenFiles;
+    use super::super::launch::Launch;
+    use super::super::library::{Library, Nccl};
     use super::*;
 
     fn missing<T>(problem: &str) -> Probe<T> {

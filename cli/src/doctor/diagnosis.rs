@@ -1,0 +1,65 @@
+//! What is on this machine, and what follows from it for ranks.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::gpu::{self, Gpu};
+use super::host::Host;
+use super::launch::Launch;
+use super::library::{self, Library, Nccl};
+use super::probe::{Probe, Timer};
+
+/// How long the driver and the compiler may take altogether. A GPU that hangs is one of the things
+/// to find out.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What is on this machine, as this process sees it, and what follows from it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Diagnosis {
+    /// The version of this library.
+    pub version: &'static str,
+    /// The machine without its GPUs.
+    pub host: Host,
+    /// What the environment says of ranks and libraries.
+    pub launch: Launch,
+    /// CUDA's driver; its version is that of the newest CUDA that it is for.
+    pub driver: Probe<Library>,
+    /// The GPUs, by their number among those that this process sees.
+    pub gpus: Probe<Vec<Probe<Gpu>>>,
+    /// CUDA's run-time compiler.
+    pub nvrtc: Probe<Library>,
+    /// NCCL.
+    pub nccl: Probe<Nccl>,
+    /// MPI.
+    pub mpi: Probe<Library>,
+    /// The number of ranks on this machine up to which the backend "auto" is NCCL. For more ranks
+    /// it is the host, or NCCL if [`Nccl::shares_gpus`].
+    pub nccl_ranks: u32,
+    /// What follows, in sentences.
+    pub conclusions: Vec<String>,
+    /// What is wrong or will not work, in sentences.
+    pub warnings: Vec<String>,
+}
+
+impl Diagnosis {
+    /// Collects all facts, and opens the GPUs as ranks would open them. `assessment` adds what
+    /// follows. It does not fail: a fact that cannot be found out is a [`Probe`] that says why. If
+    /// a GPU hangs, it takes up to half a minute.
+    pub fn collect() -> Self {
+        let timer = Timer::new(PROBE_TIMEOUT);
+        Diagnosis {
+            version: env!("CARGO_PKG_VERSION"),
+            host: Host::look(),
+            launch: Launch::look(),
+            driver: library::driver(timer),
+            gpus: gpu::all(timer),
+            nvrtc: library::nvrtc(timer),
+            nccl: library::nccl(),
+            mpi: Probe::Missing { problem: "not built in: there is no MPI backend yet".to_owned() },
+            nccl_ranks: 0,
+            conclusions: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}

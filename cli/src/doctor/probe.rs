@@ -1,0 +1,65 @@
+//! One fact, or why it could not be found out.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use distcollective::Result;
+use serde::Serialize;
+
+/// The time that probes may take altogether.
+#[derive(Clone, Copy)]
+pub struct Timer(Instant);
+
+impl Timer {
+    pub fn new(timeout: Duration) -> Self {
+        Timer(Instant::now() + timeout)
+    }
+
+    pub fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// One fact about this machine: its value, or why it could not be found out. It is serialized as
+/// the value itself, or as an object with the one field `problem`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Probe<T> {
+    /// The value.
+    Found(T),
+    /// There is no value.
+    Missing {
+        /// Why not.
+        problem: String,
+    },
+}
+
+impl<T> Probe<T> {
+    /// The value, if there is one.
+    pub fn found(&self) -> Option<&T> {
+        match self {
+            Probe::Found(found) => Some(found),
+            Probe::Missing { .. } => None,
+        }
+    }
+
+    /// Why there is no value.
+    pub fn problem(&self) -> Option<&str> {
+        match self {
+            Probe::Found(_) => None,
+            Probe::Missing { problem } => Some(problem),
+        }
+    }
+}
+
+impl<T> From<Result<T>> for Probe<T> {
+    fn from(result: Result<T>) -> Self {
+        match result {
+            Ok(found) => Probe::Found(found),
+            Err(error) => {
+                let cause = error.source().map_or(String::new(), |cause| format!(" ({cause})"));
+                Probe::Missing { problem: format!("{error}{cause}") }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What this machine has for ranks: memory, room for processes, GPUs and the libraries through
+//! which they are used.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use distcollective::system::{self, GpuInfo};
+//!
+//! let timeout = Duration::from_secs(10);
+//! for ordinal in 0..GpuInfo::count(timeout).unwrap_or(0) {
+//!     println!("{:?}", GpuInfo::open(ordinal, timeout)?);
+//! }
+//! println!("{} bytes are free", system::available_memory()?);
+//! # Ok::<(), distcollective::Error>(())
+//! ```
+
+use std::time::Duration;
+
+pub use crate::comm::most_processes;
+use crate::comm::{self, nccl_library};
+use crate::cuda::helper;
+use crate::cuda::{self, Device};
+use crate::error::Result;
+use crate::util::deadline_after;
+pub use crate::util::free_memory::{available_memory, memory_limit};
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuInfo {
+    /// Its number among the GPUs that this process sees.
+    pub ordinal: u32,
+    /// Its name.
+    pub name: String,
+    /// Its compute capability: (9, 0).
+    pub capability: (i32, i32),
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// What tells it from the others of the machine: `0000:01:00.0`.
+    pub bus_id: String,
+    /// The number of its multiprocessors.
+    pub multiprocessors: u32,
+    /// Whether layers of several ranks run on it, as TensorRT has it: from compute capability 8.0
+    /// on.
+    pub runs_layers: bool,
+    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else a kernel does, after
+    /// an exchange of inputs.
+    pub reduces_float8: bool,
+}
+
+impl GpuInfo {
+    /// The number of GPUs that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// There is no driver or no GPU; the driver does not answer in this time.
+    pub fn count(timeout: Duration) -> Result<u32> {
+        bounded("counting the GPUs", timeout, cuda::device_count)
+    }
+
+    /// Opens a GPU, as a rank does, and says what it is.
+    ///
+    /// # Errors
+    ///
+    /// There is no such GPU, or it does not answer in this time.
+    pub fn open(ordinal: u32, timeout: Duration) -> Result<Self> {
+        let device = bounded("opening the GPU", timeout, move || Device::open(ordinal))?;
+        Ok(GpuInfo {
+            ordinal,
+            name: device.name.clone(),
+            capability: device.capability,
+            memory_bytes: device.memory_bytes as u64,
+            bus_id: device.bus_id.clone(),
+            multiprocessors: device.multiprocessors,
+            runs_layers: comm::runs_layers(&device),
+            reduces_float8: comm::reduces_float8(&device),
+        })
+    }
+
+    /// Compiles a kernel for the GPU and loads it.
+    ///
+    /// # Errors
+    ///
+    /// There is no NVRTC, or the kernel cannot be compiled or loaded in this time.
+    pub fn check_kernels(&self, timeout: Duration) -> Result<()> {
+        let ordinal = self.ordinal;
+        bounded("compiling a kernel", timeout, move || Device::open(ordinal)?.check_kernels())
+    }
+}
+
+/// NCCL as it is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NcclInfo {
+    /// Its version: `2.30.7`.
+    pub version: String,
+    /// The name by which the file was found.
+    pub file: &'static str,
+    /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and
+    /// receives.
+    pub has_all_to_all: bool,
+    /// Whether it has symmetric windows, from 2.27 on, through which collectives reach the ranks'
+    /// memory directly.
+    pub has_windows: bool,
+    /// Whether several ranks may share one GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
+    pub shares_gpus: bool,
+}
+
+impl NcclInfo {
+    /// Loads NCCL, as a rank does, and says what it is.
+    ///
+    /// # Errors
+    ///
+    /// There is no NCCL from 2.19 on.
+    pub fn load() -> Result<Self> {
+        let library = nccl_library()?;
+        Ok(NcclInfo {
+            version: library.version.to_string(),
+            file: library.name,
+            has_all_to_all: library.has_all_to_all(),
+            has_windows: library.has_windows(),
+            shares_gpus: comm::can_share_gpus()?,
+        })
+    }
+}
+
+/// The newest CUDA version that the driver is for: (13, 0). Works without a GPU too.
+///
+/// # Errors
+///
+/// There is no driver for CUDA 12 or newer, or it does not answer in this time.
+pub fn driver_version(timeout: Duration) -> Result<(i32, i32)> {
+    bounded("asking the driver for its version", timeout, cuda::driver_version)
+}
+
+/// The version of NVRTC, CUDA's run-time compiler: (13, 0).
+///
+/// # Errors
+///
+/// There is no NVRTC, or it does not answer in this time.
+pub fn nvrtc_version(timeout: Duration) -> Result<(i32, i32)> {
+    bounded("asking NVRTC for its version", timeout, cuda::nvrtc_version)
+}
+
+/// Makes a call that may hang.
+fn bounded<T: Send + 'static>(
+    what: &'static str,
+    timeout: Duration,
+    call: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    helper::bounded(what, deadline_after(timeout), call)?
+}
