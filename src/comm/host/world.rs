@@ -38,9 +38,9 @@ impl World {
     }
 
     /// `first` is memory of the length of [`memory_size`](Self::memory_size), and each of
-    /// `processes` has mapped it. `own` is the index of this process. `connections` has an entry for each process:
-    /// on the hub a connection to each other one, elsewhere the one to the hub. `pids_are_ours`
-    /// says whether the process ids are of this process's PID namespace.
+    /// `processes` has mapped it. `own` is the index of this process. `connections` has an entry
+    /// for each process: on the hub a connection to each other one, elsewhere the one to the hub.
+    /// `pids_are_ours` says whether the process ids are of this process's PID namespace.
     pub(crate) fn between_processes(
         memory: WorldMemory,
         first: SharedMemory,

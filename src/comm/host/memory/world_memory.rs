@@ -254,8 +254,8 @@ impl AsFd for WorldFile {
     }
 }
 
-/// One rank's use of a range, which it drops when it has unmapped it. The last rank frees the pages.
-/// A process that dies with a range in use leaves it in use until the file is closed.
+/// One rank's use of a range, which it drops when it has unmapped it. The last rank frees the
+/// pages. A process that dies with a range in use leaves it in use until the file is closed.
 pub(crate) struct RangeInUse {
     file: Arc<WorldFile>,
     id: u64,
