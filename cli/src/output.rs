@@ -1,4 +1,4 @@
-//! What a program prints: results, help, errors. The samples use this file too.
+//! What a program prints: results, help, errors.
 //!
 //! A program that cannot print ends. If the reader has closed the output, as `head` does, the
 //! program ends silently, with the exit code that a shell shows for SIGPIPE. After any other error,

@@ -13,7 +13,6 @@
 //! only: elsewhere the buffer must keep the pattern. Their networks end there, since a Shuffle
 //! would read zeros on the other ranks, of which the library warns.
 
-#[path = "../../cli/src/output.rs"]
 mod output;
 
 use std::fmt::Display;
@@ -37,7 +36,7 @@ use output::{CLOSED, fail, print, tell_error};
 ///
 /// Example: sample_dist_collective --op reduce_scatter --ranks 4 --dtype bfloat16
 #[derive(Parser)]
-#[command(name = "sample_dist_collective", version, styles = output::STYLES)]
+#[command(name = "sample_dist_collective", version)]
 struct Arguments {
     /// The operation: all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all,
     /// gather, scatter, in any case; or all

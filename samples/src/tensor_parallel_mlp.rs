@@ -9,7 +9,6 @@
 //!
 //! Run it with `cargo run --release --bin tensor_parallel_mlp [RANKS]`.
 
-#[path = "../../cli/src/output.rs"]
 mod output;
 
 use std::process::ExitCode;
@@ -28,7 +27,7 @@ use output::{fail, print};
 ///
 /// Example: tensor_parallel_mlp 4
 #[derive(Parser)]
-#[command(name = "tensor_parallel_mlp", version, styles = output::STYLES)]
+#[command(name = "tensor_parallel_mlp", version)]
 struct Arguments {
     /// The number of ranks, each a thread of this process
     #[arg(default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=HIDDEN as i64))]

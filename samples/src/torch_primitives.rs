@@ -8,7 +8,6 @@
 //!
 //! Each rank has the tensor `[rank + 1]`, unless the example says something else.
 
-#[path = "../../cli/src/output.rs"]
 mod output;
 
 use std::process::ExitCode;

@@ -10,7 +10,6 @@
 //! Run it with `cargo run --release --bin weight_sync`, where ranks are threads, or under a
 //! launcher, where each is a process: `distcollective launch -n 3 -- weight_sync`.
 
-#[path = "../../cli/src/output.rs"]
 mod output;
 
 use std::process::ExitCode;
@@ -86,8 +85,8 @@ impl Line {
     }
 }
 
-/// What one rank does. `sync` broadcasts the consumer's weights in the group.
-fn run_rank(group: &Communicator, sync: impl Fn(&mut TensorDict) -> Result<()>) -> Result<()> {
+/// What one rank does.
+fn run_rank(group: &Communicator) -> Result<()> {
     let rank = group.rank();
     let is_consumer = rank == Rank(0);
     let mut model = if is_consumer { Line::new() } else { Line::without_weights() };
@@ -96,7 +95,7 @@ fn run_rank(group: &Communicator, sync: impl Fn(&mut TensorDict) -> Result<()>) 
         if is_consumer {
             print(format!("Rank {rank} (consumer) step {step}: loss {:.4} before it\n", model.train()?));
         }
-        sync(&mut model.weights)?;
+        group.broadcast_tensor_dict(&mut model.weights, &BroadcastOptions::new())?;
         let own = model.predict()?;
         // What the consumer predicts, to compare with.
         let mut expected = own;
@@ -117,8 +116,7 @@ fn run_rank(group: &Communicator, sync: impl Fn(&mut TensorDict) -> Result<()>) 
 fn as_one_rank() -> Result<()> {
     let environment = Environment::from_env()?;
     if let Some(group) = environment.new_group(GROUP, 0..environment.world_size())? {
-        let options = BroadcastOptions::new().group_name(GROUP);
-        run_rank(&group, |weights| environment.broadcast_tensor_dict(weights, &options))?;
+        run_rank(&group)?;
     }
     environment.finalize()
 }
@@ -126,7 +124,7 @@ fn as_one_rank() -> Result<()> {
 /// Runs the ranks as threads of this process.
 fn as_threads() -> Result<()> {
     let run = |communicator: Communicator| match communicator.new_group(0..RANKS)? {
-        Some(group) => run_rank(&group, |weights| group.broadcast_tensor_dict(weights, &BroadcastOptions::new())),
+        Some(group) => run_rank(&group),
         None => Ok(()),
     };
     Communicator::spawn(RANKS, run).map(drop)

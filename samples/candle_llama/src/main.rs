@@ -5,7 +5,7 @@
 //! under a launcher, where each is a process: `distcollective launch -n 4 -- candle_llama`.
 
 mod model;
-#[path = "../../../cli/src/output.rs"]
+#[path = "../../src/output.rs"]
 mod output;
 mod weights;
 
@@ -31,7 +31,7 @@ use crate::output::{fail, parse, print};
 ///   candle_llama --ranks 4
 ///   distcollective launch -n 4 -- candle_llama
 #[derive(Parser)]
-#[command(name = "candle_llama", version, verbatim_doc_comment, styles = output::STYLES)]
+#[command(name = "candle_llama", version, verbatim_doc_comment)]
 struct Arguments {
     /// The number of ranks, which are threads. Under a launcher it does not count
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
