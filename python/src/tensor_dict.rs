@@ -102,10 +102,11 @@ pub(super) fn broadcast(
     own: PyResult<OwnTensors>,
     options: &Options,
 ) -> PyResult<Vec<Arrived>> {
-    let (is_source, how) = (
-        communicator.rank().0 == options.src,
-        BroadcastOptions::new().src(options.src).offload_to_cpu(options.on_host),
-    );
+    let is_source = communicator.rank().0 == options.src;
+    let mut how = BroadcastOptions::new().src(options.src);
+    if options.on_host {
+        how = how.device(MemorySpace::Host);
+    }
     // The tensors live longer than the dictionary.
     let borrowed = own.and_then(|own| {
         let dict = dict_of(&own, communicator.space()).map_err(|error| exception(py, &error))?;

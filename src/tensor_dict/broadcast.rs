@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::TensorDict;
 use super::arrival::{Arrival, Destination, check_existing};
-use super::options::{BroadcastOptions, BroadcastProgress, DEFAULT_GROUP};
+use super::options::{BroadcastOptions, BroadcastProgress};
 use super::payload::{Piece, pieces};
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
 use super::tensor::Tensor;
@@ -15,7 +15,6 @@ use crate::collective::{Call, Collective, Purpose, PurposeKind};
 use crate::comm::{BackendKind, Communicator, Request};
 use crate::cuda::{CudaStream, Device};
 use crate::data_type::DataType;
-use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{Address, MemorySpace};
@@ -44,10 +43,8 @@ impl Communicator {
     ///
     /// Every rank gets these, no dictionary has changed, and the communicator stays as it was. If
     /// one rank finds the error, the others get its kind and text, with the number of that rank:
-    /// - `InvalidArgument`: the source is not a rank; the backend is not the group's; a group is
-    ///   named, which is for [`Environment::broadcast_tensor_dict`]; `pin_memory` where tensors are
-    ///   to lie on a GPU; `shared` with a GPU or pinned memory; names and shapes are longer than
-    ///   16 MiB.
+    /// - `InvalidArgument`: the source is not a rank; `pin_memory` where tensors are to lie on a GPU;
+    ///   `shared` with a GPU or pinned memory; names and shapes are longer than 16 MiB.
     /// - `Unsupported`: `pin_memory` without CUDA; a device that is not there; `shared` on another
     ///   backend than the host's.
     /// - `Disagreement`: the ranks name different sources, or not all ask for `shared`.
@@ -105,23 +102,6 @@ impl Communicator {
         }
         dict.task = Some(Box::new(broadcast));
         Ok(self.submit(dict, stream))
-    }
-}
-
-impl Environment {
-    /// [`Communicator::broadcast_tensor_dict`] in the group that the options name; without a name,
-    /// among all ranks. Collective among the group's ranks.
-    ///
-    /// # Errors
-    ///
-    /// - `InvalidArgument`: there is no group of that name.
-    /// - `NotAMember`: this rank is not a member of the group.
-    /// - Those of [`Communicator::broadcast_tensor_dict`].
-    ///
-    /// The first two are errors of this rank alone: it has no group in which it could tell others.
-    pub fn broadcast_tensor_dict(&self, dict: &mut TensorDict, options: &BroadcastOptions) -> Result<()> {
-        let group = self.group(&options.group_name).map_err(|e| e.about(|| NAME.to_owned()))?;
-        group.broadcast_tensor_dict(dict, &options.clone().group_name(DEFAULT_GROUP))
     }
 }
 
@@ -197,7 +177,7 @@ impl Broadcast {
     /// The whole broadcast, in this rank's turn.
     fn run(&self, dict: &mut TensorDict) -> Result<()> {
         let prepared = self.check().and_then(|pinning| Ok((pinning, EncodedSchema::of(dict)?)));
-        let (place, is_shared) = (self.options.place(), self.options.shared);
+        let (place, is_shared) = (self.options.device, self.options.shared);
         let hello = Hello {
             accepts: prepared.is_ok(),
             is_fillable: is_shared || dict.iter().all(|(_, tensor)| tensor.is_fillable(place)),
@@ -242,25 +222,14 @@ impl Broadcast {
 
     /// Checks the options on this rank. Gives the GPU for which new tensors are pinned.
     fn check(&self) -> Result<Option<Arc<Device>>> {
-        let BroadcastOptions { src, group_name, backend, pin_memory, shared, refusal, .. } = &self.options;
+        let BroadcastOptions { src, device, pin_memory, shared, refusal, .. } = &self.options;
         refusal.clone().map_or(Ok(()), Err)?;
-        let (communicator, place) = (&self.communicator, self.options.place());
+        let communicator = &self.communicator;
         if src.0 >= communicator.world_size() {
             let ranks = count_of(communicator.world_size() as usize, "rank");
             bail!(InvalidArgument, "source {src} is not one of {ranks}");
         }
-        if group_name != DEFAULT_GROUP {
-            bail!(
-                InvalidArgument,
-                "the options name group {group_name:?}; a communicator is a group itself, and only the environment finds \
-                 one by name"
-            );
-        }
-        let own = communicator.backend();
-        if *backend != BackendKind::Auto && *backend != own {
-            bail!(InvalidArgument, "the options ask for backend {backend}, and the group has backend {own}");
-        }
-        let space = place.unwrap_or(communicator.space());
+        let (own, space) = (communicator.backend(), device.unwrap_or(communicator.space()));
         if *shared && own != BackendKind::Host {
             bail!(Unsupported, "shared is for ranks of one machine on the host backend, and the group has {own}");
         }

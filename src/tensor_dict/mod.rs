@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 pub use element_type::{ElementType, OpaqueType};
-pub use options::{BroadcastOptions, BroadcastProgress, DEFAULT_GROUP};
+pub use options::{BroadcastOptions, BroadcastProgress};
 pub use tensor::Tensor;
 
 /// Tensors by name, in an order.

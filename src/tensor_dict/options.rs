@@ -3,23 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::comm::BackendKind;
 use crate::error::Error;
 use crate::memory::MemorySpace;
 use crate::rank::Rank;
 
-/// The name of the group of all ranks.
-pub const DEFAULT_GROUP: &str = "default";
-
-/// How a dictionary is broadcast: the parameters of ColossalAI's `ray_broadcast_tensor_dict`, with
-/// its defaults.
+/// How a dictionary is broadcast.
 #[derive(Clone)]
 pub struct BroadcastOptions {
     pub(super) src: Rank,
     pub(super) device: Option<MemorySpace>,
-    pub(super) group_name: String,
-    pub(super) backend: BackendKind,
-    pub(super) offload_to_cpu: bool,
     pub(super) pin_memory: bool,
     pub(super) shared: bool,
     pub(super) progress: Option<Arc<dyn Fn(BroadcastProgress) + Send + Sync>>,
@@ -38,17 +30,7 @@ pub struct BroadcastProgress {
 
 impl Default for BroadcastOptions {
     fn default() -> Self {
-        BroadcastOptions {
-            src: Rank(0),
-            device: None,
-            group_name: DEFAULT_GROUP.to_owned(),
-            backend: BackendKind::Auto,
-            offload_to_cpu: false,
-            pin_memory: false,
-            shared: false,
-            progress: None,
-            refusal: None,
-        }
+        BroadcastOptions { src: Rank(0), device: None, pin_memory: false, shared: false, progress: None, refusal: None }
     }
 }
 
@@ -67,29 +49,10 @@ impl BroadcastOptions {
 
     /// The memory in which a receiver's tensors lie at the end. One that lies elsewhere is
     /// replaced. Without this, a tensor that the receiver has is filled where it lies, and a new
-    /// one is in the memory of the communicator ([`space`](crate::Communicator::space)).
+    /// one is in the memory of the communicator ([`space`](crate::Communicator::space)). The source's
+    /// tensors may be in any memory.
     pub fn device(mut self, device: MemorySpace) -> Self {
         self.device = Some(device);
-        self
-    }
-
-    /// The name of the group, for
-    /// [`Environment::broadcast_tensor_dict`](crate::Environment::broadcast_tensor_dict).
-    pub fn group_name(mut self, group_name: impl Into<String>) -> Self {
-        self.group_name = group_name.into();
-        self
-    }
-
-    /// The backend that the group has to have.
-    pub fn backend(mut self, backend: BackendKind) -> Self {
-        self.backend = backend;
-        self
-    }
-
-    /// Puts what arrives into host memory, whatever [`device`](Self::device) says. The source's
-    /// tensors may be in host memory too. Without GPUs it changes nothing.
-    pub fn offload_to_cpu(mut self, offload_to_cpu: bool) -> Self {
-        self.offload_to_cpu = offload_to_cpu;
         self
     }
 
@@ -146,11 +109,6 @@ impl BroadcastOptions {
         self.refusal = Some(error);
         self
     }
-
-    /// Where a receiver's tensors have to lie at the end, if that matters.
-    pub(super) fn place(&self) -> Option<MemorySpace> {
-        if self.offload_to_cpu { Some(MemorySpace::Host) } else { self.device }
-    }
 }
 
 impl fmt::Debug for BroadcastOptions {
@@ -158,9 +116,6 @@ impl fmt::Debug for BroadcastOptions {
         f.debug_struct("BroadcastOptions")
             .field("src", &self.src)
             .field("device", &self.device)
-            .field("group_name", &self.group_name)
-            .field("backend", &self.backend)
-            .field("offload_to_cpu", &self.offload_to_cpu)
             .field("pin_memory", &self.pin_memory)
             .field("shared", &self.shared)
             .field("refusal", &self.refusal)

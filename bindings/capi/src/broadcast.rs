@@ -4,9 +4,11 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use dcl::comm::BackendKind;
 use dcl::stream::EnqueueError;
+use dcl::tensor::MemorySpace;
 use dcl::tensor_dict::BroadcastOptions;
-use dcl::{TensorDict, Work};
+use dcl::{Communicator, TensorDict, Work};
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, unsigned, zero};
 use super::communicator::CCommunicator;
@@ -16,6 +18,9 @@ use super::library::UserData;
 use super::status::{CallError, Result, Status, call, lock};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use super::tensor_dict::{CTensorDict, space};
+
+/// The name of the group of all ranks.
+const DEFAULT_GROUP: &str = "default";
 
 /// A `device` that the caller does not set.
 const DEVICE_UNSET: i32 = -2;
@@ -61,35 +66,27 @@ unsafe impl SizedStruct for CBroadcastOptions {
 }
 
 impl CBroadcastOptions {
-    /// The options; with a value that no broadcast has, options that tell every rank of the
-    /// mistake.
-    ///
-    /// # Errors
-    ///
-    /// The structure or the name of the group cannot be read.
-    fn read(options: &InPointer<Self>) -> Result<BroadcastOptions> {
-        let c = options.or_initial("options")?;
-        let mut in_group = BroadcastOptions::new();
-        if let Some(name) = c.group_name.optional("group_name")? {
-            in_group = in_group.group_name(name);
-        }
-        Ok(c.add_to(in_group.clone()).unwrap_or_else(|error| in_group.refuse(error.into())))
+    /// The options for a group; if one has a value that no broadcast of the group has, options that
+    /// tell every rank of the mistake.
+    fn for_group(self, group: &Communicator) -> BroadcastOptions {
+        self.translate(group.backend()).unwrap_or_else(|error| BroadcastOptions::new().refuse(error.into()))
     }
 
-    /// Adds all options but the group.
-    fn add_to(self, options: BroadcastOptions) -> Result<BroadcastOptions> {
+    fn translate(self, own: BackendKind) -> Result<BroadcastOptions> {
         let c = self;
         zero("reserved of options", c.reserved)?;
-        let mut options = options
-            .src(unsigned("src", c.src)?)
-            .offload_to_cpu(c.offload_to_cpu != 0)
-            .pin_memory(c.pin_memory != 0)
-            .shared(c.shared != 0);
+        let mut options =
+            BroadcastOptions::new().src(unsigned("src", c.src)?).pin_memory(c.pin_memory != 0).shared(c.shared != 0);
         if c.device != DEVICE_UNSET {
             options = options.device(space(c.device)?);
         }
-        if let Some(backend) = c.backend.optional("backend")? {
-            options = options.backend(backend.parse()?);
+        if c.offload_to_cpu != 0 {
+            options = options.device(MemorySpace::Host);
+        }
+        let backend = c.backend.optional("backend")?.map_or(Ok(BackendKind::Auto), str::parse)?;
+        if ![BackendKind::Auto, own].contains(&backend) {
+            let text = format!("the options ask for backend {backend}, and the group has backend {own}");
+            return Err(CallError::invalid_argument(text));
         }
         if let Some(progress) = c.progress {
             let user_data = UserData(c.user_data);
@@ -99,6 +96,22 @@ impl CBroadcastOptions {
             });
         }
         Ok(options)
+    }
+
+    /// The name of the group.
+    fn group(&self) -> Result<&str> {
+        Ok(self.group_name.optional("group_name")?.unwrap_or(DEFAULT_GROUP))
+    }
+
+    /// The options of a call that has a group already, which are not to name another.
+    fn without_group(self) -> Result<Self> {
+        match self.group()? {
+            DEFAULT_GROUP => Ok(self),
+            name => Err(CallError::invalid_argument(format!(
+                "the options name group {name:?}; a communicator is a group itself, and only the environment finds one \
+                 by name"
+            ))),
+        }
     }
 }
 
@@ -212,8 +225,11 @@ extern "C" fn dcl_broadcast_tensor_dict(
 ) -> Status {
     call(|| {
         let (communicator, dict) = (communicator.get()?, dict.get()?);
-        let options = CBroadcastOptions::read(&options);
-        let options = options.unwrap_or_else(|error| BroadcastOptions::new().refuse(error.into()));
+        let options = options.or_initial("options").and_then(CBroadcastOptions::without_group);
+        let options = options.map_or_else(
+            |error| BroadcastOptions::new().refuse(error.into()),
+            |options| options.for_group(&communicator.communicator),
+        );
         enqueue(stream, work, |stream| {
             let begun = dict.lend(|dict| {
                 let begun = communicator.communicator.broadcast_tensor_dict_async(dict, &options, stream);
@@ -231,7 +247,14 @@ extern "C" fn dcl_environment_broadcast_tensor_dict(
     options: InPointer<CBroadcastOptions>,
 ) -> Status {
     call(|| {
-        let (environment, dict, options) = (environment.get()?, dict.get()?, CBroadcastOptions::read(&options)?);
-        dict.write(|dict| Ok(environment.with(|environment| environment.broadcast_tensor_dict(dict, &options))??))
+        let (environment, dict, options) = (environment.get()?, dict.get()?, options.or_initial("options")?);
+        let name = options.group()?;
+        let broadcast = |dict: &mut TensorDict| {
+            environment.with(|environment| {
+                let group = environment.group(name).map_err(|e| e.about(|| "broadcast_tensor_dict".to_owned()))?;
+                group.broadcast_tensor_dict(dict, &options.for_group(&group))
+            })
+        };
+        dict.write(|dict| Ok(broadcast(dict)??))
     })
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use distcollective::comm::BackendKind;
 use distcollective::tensor::MemorySpace;
 use distcollective::tensor_dict::{BroadcastOptions, Tensor};
 use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, TensorDict};
@@ -220,6 +219,6 @@ fn what_cannot_be_shared_is_an_error_on_every_rank() {
         dict.insert("w", filled(DataType::Float32, &[2 + i64::from(rank)], 0));
         dict
     };
-    let errors = refused(2, dict, |_| shared().backend(BackendKind::Host));
+    let errors = refused(2, dict, |_| shared());
     assert!(errors[1].1.contains("this rank has float32 [3], and the source sends float32 [2]"), "{errors:?}");
 }
