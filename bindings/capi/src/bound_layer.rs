@@ -6,7 +6,7 @@ use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, VoidPoint
 use super::communicator::CCommunicator;
 use super::dist_collective::{clone_collective, write_in_place};
 use super::handle::{Handle, Object};
-use super::layer::CLayer;
+use super::network_objects::CLayer;
 use super::status::{Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 

@@ -1,21 +1,18 @@
 //! The broadcast of a dictionary: `dcl_broadcast_tensor_dict`.
 
 use std::ffi::c_void;
-use std::sync::Mutex;
-use std::time::Duration;
 
 use dcl::comm::BackendKind;
-use dcl::stream::EnqueueError;
 use dcl::tensor::MemorySpace;
 use dcl::tensor_dict::BroadcastOptions;
-use dcl::{Communicator, TensorDict, Work};
+use dcl::{Communicator, TensorDict};
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, unsigned, zero};
 use super::communicator::CCommunicator;
 use super::environment::CEnvironment;
 use super::handle::Handle;
 use super::library::UserData;
-use super::status::{CallError, Result, Status, call, lock};
+use super::status::{CallError, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use super::tensor_dict::{CTensorDict, space};
 
@@ -111,101 +108,6 @@ impl CBroadcastOptions {
                 "the options name group {name:?}; a communicator is a group itself, and only the environment finds one \
                  by name"
             ))),
-        }
-    }
-}
-
-/// A broadcast on a stream. The handles of the work and of the dictionary share it, so the
-/// dictionary comes back when the broadcast has ended, whichever handle is freed first.
-pub(super) struct BroadcastWork(Mutex<State>);
-
-enum State {
-    Pending(Work<TensorDict>),
-    /// A call waits for it, without the lock.
-    Awaited,
-    Ended {
-        result: Result<()>,
-        /// Until the dictionary's handle takes it.
-        dict: Option<TensorDict>,
-    },
-}
-
-impl State {
-    /// The state after a wait for the work.
-    fn after(work: Work<TensorDict>, timeout: Duration) -> Self {
-        match work.wait_timeout(timeout) {
-            Ok(Ok(dict)) => State::Ended { result: Ok(()), dict: Some(dict) },
-            Ok(Err(EnqueueError { error, operands })) => {
-                State::Ended { result: Err(error.into()), dict: Some(*operands) }
-            }
-            Err(work) => State::Pending(work),
-        }
-    }
-
-    /// The result; `None` if the broadcast goes on.
-    fn result(&self) -> Option<Result<()>> {
-        match self {
-            State::Ended { result, .. } => Some(result.clone()),
-            _ => None,
-        }
-    }
-}
-
-impl BroadcastWork {
-    pub(super) fn new(work: Work<TensorDict>) -> Self {
-        BroadcastWork(Mutex::new(State::Pending(work)))
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        match &*lock(&self.0) {
-            State::Pending(work) => work.is_done(),
-            State::Awaited => false,
-            State::Ended { .. } => true,
-        }
-    }
-
-    pub(super) fn is_settled(&self) -> bool {
-        match &*lock(&self.0) {
-            State::Pending(work) => work.is_settled(),
-            State::Awaited => false,
-            State::Ended { .. } => true,
-        }
-    }
-
-    pub(super) fn check_wait(&self) -> Result<()> {
-        match &*lock(&self.0) {
-            State::Pending(work) => Ok(work.check_wait()?),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits for the broadcast, and gives its result; `None` if it goes on. One call waits at a
-    /// time: the owner of the work's handle, or the stream.
-    pub(super) fn wait(&self, timeout: Duration) -> Option<Result<()>> {
-        let before = std::mem::replace(&mut *lock(&self.0), State::Awaited);
-        let after = match before {
-            State::Pending(work) => State::after(work, timeout),
-            other => other,
-        };
-        let result = after.result();
-        *lock(&self.0) = after;
-        result
-    }
-
-    /// Takes the dictionary of a broadcast that has ended; `None` if it goes on.
-    pub(super) fn take_back(&self) -> Result<Option<TensorDict>> {
-        let state = &mut *lock(&self.0);
-        if let State::Pending(work) = state
-            && work.is_done()
-        {
-            work.check_wait()?;
-            if let State::Pending(work) = std::mem::replace(state, State::Awaited) {
-                *state = State::after(work, Duration::ZERO);
-            }
-        }
-        match state {
-            State::Ended { dict, .. } => Ok(dict.take()),
-            _ => Ok(None),
         }
     }
 }

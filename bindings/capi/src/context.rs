@@ -1,12 +1,11 @@
 //! `dcl_execution_context_*`.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
 
+use dcl::ExecutionContext;
 use dcl::context::{Bindings, ContextOptions};
 use dcl::stream::EnqueueError;
 use dcl::tensor::Dims;
-use dcl::{ExecutionContext, Work};
 
 use super::arguments::{
     CDims, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, index, timeout, zero,
@@ -14,6 +13,7 @@ use super::arguments::{
 use super::communicator::CCommunicator;
 use super::engine::CEngine;
 use super::handle::{Handle, Object, TryRwLock};
+use super::owned_work::{FreeBindings, RunWork};
 use super::status::{CallError, Result, Status, call, lock};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 
@@ -67,32 +67,8 @@ struct Address {
 /// The version of bindings to which nothing is bound.
 const UNBOUND: u64 = 0;
 
-/// Bindings, each with the version of the addresses that it is bound to.
-type FreeBindings = Mutex<Vec<(u64, Bindings)>>;
-
 impl Object for CExecutionContext {
     const TYPE: &'static str = "dcl_execution_context_t";
-}
-
-/// A run, and the list that receives its bindings when it is done.
-pub(super) struct RunWork {
-    pub(super) work: Work<Bindings>,
-    version: u64,
-    free: Arc<FreeBindings>,
-}
-
-impl RunWork {
-    /// Waits for the run, and gives its result; or the run itself if it goes on.
-    pub(super) fn wait(self, timeout: Duration) -> Result<Result<()>, Box<Self>> {
-        let RunWork { work, version, free } = self;
-        let (bindings, result) = match work.wait_timeout(timeout) {
-            Ok(Ok(bindings)) => (bindings, Ok(())),
-            Ok(Err(EnqueueError { error, operands })) => (*operands, Err(error.into())),
-            Err(work) => return Err(Box::new(RunWork { work, version, free })),
-        };
-        lock(&free).push((version, bindings));
-        Ok(result)
-    }
 }
 
 impl State {

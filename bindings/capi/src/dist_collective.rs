@@ -10,7 +10,7 @@ use super::arguments::{
 };
 use super::copy_out::{ByteBuffer, ByteDestination};
 use super::handle::Handle;
-use super::layer::CLayer;
+use super::network_objects::CLayer;
 use super::status::{CallError, Result, Status, call};
 
 #[unsafe(no_mangle)]

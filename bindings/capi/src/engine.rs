@@ -6,7 +6,7 @@ use dcl::{Builder, Engine};
 use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, index};
 use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
-use super::network::CNetwork;
+use super::network_objects::CNetwork;
 use super::plugin::{CPluginCreator, registry};
 use super::status::{CallError, Result, Status, call};
 

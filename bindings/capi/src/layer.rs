@@ -1,8 +1,6 @@
 //! `dcl_layer_*`, `dcl_shuffle_*`, `dcl_cast_*` and `dcl_constant_*`: the attributes of layers.
 
-use std::sync::Arc;
-
-use dcl::network::{Layer, LayerBody, LayerId, Shuffle};
+use dcl::network::{LayerBody, Shuffle};
 use dcl::tensor::MAX_DIMS;
 use dcl::{Buffer, DistCollectiveLayer};
 
@@ -10,61 +8,12 @@ use super::arguments::{
     CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, positive,
 };
 use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};
-use super::handle::{Handle, Object, TryRwLock};
-use super::network::{CNetwork, CTensor, constant};
+use super::handle::Handle;
+use super::network::constant;
+use super::network_objects::{CLayer, CTensor, Owner};
 use super::status::{CallError, Result, Status, call};
 
-/// `dcl_layer_t`.
-pub(super) struct CLayer {
-    owner: Owner,
-}
-
-/// The owner of a layer.
-enum Owner {
-    Network(Arc<CNetwork>, LayerId),
-    /// The layer belongs to no network. It has no inputs and outputs.
-    Handle(TryRwLock<Layer, CLayer>),
-}
-
-impl Object for CLayer {
-    const TYPE: &'static str = "dcl_layer_t";
-}
-
 impl CLayer {
-    pub(super) fn of_network(network: Arc<CNetwork>, id: LayerId) -> Self {
-        CLayer { owner: Owner::Network(network, id) }
-    }
-
-    pub(super) fn without_network(layer: DistCollectiveLayer) -> Self {
-        CLayer { owner: Owner::Handle(TryRwLock::new(layer.into())) }
-    }
-
-    /// Calls `act` with the layer.
-    pub(super) fn read<R>(&self, act: impl FnOnce(&Layer) -> Result<R>) -> Result<R> {
-        match &self.owner {
-            Owner::Network(network, id) => act(network.network.read()?.layer(*id)?),
-            Owner::Handle(layer) => act(&*layer.read()?),
-        }
-    }
-
-    /// Calls `act` with the layer, to change it.
-    pub(super) fn change(&self, act: impl FnOnce(&mut Layer) -> Result<()>) -> Result<()> {
-        match &self.owner {
-            Owner::Network(network, id) => act(network.network.write()?.layer_mut(*id)?),
-            Owner::Handle(layer) => act(&mut *layer.write()?),
-        }
-    }
-
-    /// The network that owns the layer.
-    fn network(&self) -> Result<(&Arc<CNetwork>, LayerId)> {
-        match &self.owner {
-            Owner::Network(network, id) => Ok((network, *id)),
-            Owner::Handle(_) => {
-                Err(CallError::invalid_argument("the layer belongs to no network, so it has no inputs and outputs"))
-            }
-        }
-    }
-
     pub(super) fn read_collective<R>(&self, act: impl FnOnce(&DistCollectiveLayer) -> Result<R>) -> Result<R> {
         self.read(|layer| act(layer.as_dist_collective()?))
     }

@@ -10,7 +10,7 @@
 //! | `arguments` | the types of arguments, with the unsafe code that uses their pointers |
 //! | `copy_out` | text and bytes for the caller's buffers |
 //! | `library` | version, names, the log |
-//! | `network` | networks and tensors |
+//! | `network`, `network_objects` | networks and tensors; what is behind their handles |
 //! | `layer`, `dist_collective` | the attributes of layers |
 //! | `plugin` | layers that the caller implements |
 //! | `engine`, `context` | building and running an engine |
@@ -20,7 +20,7 @@
 //! | `messages` | messages from one rank to another |
 //! | `tensor_dict`, `broadcast` | dictionaries of tensors; their broadcast |
 //! | `generator` | random numbers |
-//! | `buffer`, `stream` | memory; streams and work |
+//! | `buffer`, `stream`, `owned_work` | memory; streams and work; work that hands operands back |
 //!
 //! # How a function is built
 //!
@@ -95,6 +95,8 @@ mod library;
 mod local_layers;
 mod messages;
 mod network;
+mod network_objects;
+mod owned_work;
 mod plugin;
 mod status;
 mod stream;

@@ -4,8 +4,8 @@ use dcl::network::{ConcatenationLayer, ElementWiseLayer, ElementWiseOperation, L
 
 use super::arguments::{CDims, InPointer, OutPointer};
 use super::handle::Handle;
-use super::layer::{CLayer, is_not};
-use super::network::{CNetwork, CTensor};
+use super::layer::is_not;
+use super::network_objects::{CLayer, CNetwork, CTensor};
 use super::status::{CallError, Result, Status, call};
 
 /// Parses the number of a dimension.

@@ -1,91 +1,16 @@
 //! `dcl_network_*` and `dcl_tensor_*`.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
 use dcl::network::{LayerId, Shuffle, TensorId};
-use dcl::{Buffer, Error, ErrorKind, Network};
+use dcl::{Buffer, Error, ErrorKind};
 
 use super::arguments::{
     CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op,
 };
 use super::copy_out::{TextBuffer, TextDestination};
-use super::handle::{Handle, Object, TryRwLock};
-use super::layer::CLayer;
+use super::handle::Handle;
+use super::network_objects::{CLayer, CNetwork, CTensor, Children};
 use super::plugin::{CPlugin, CallbackPlugin};
-use super::status::{CallError, Result, Status, call, lock};
-
-/// `dcl_network_t`.
-#[derive(Default)]
-pub(super) struct CNetwork {
-    pub(super) network: TryRwLock<Network, CNetwork>,
-    /// No call holds this lock while it works, so freeing does not wait for calls.
-    children: Mutex<Children>,
-}
-
-/// The handles of a network's tensors and layers. Each holds the network.
-#[derive(Default)]
-struct Children {
-    tensors: HashMap<TensorId, Handle<CTensor>>,
-    layers: HashMap<LayerId, Handle<CLayer>>,
-    is_freed: bool,
-}
-
-impl Object for CNetwork {
-    const TYPE: &'static str = "dcl_network_t";
-}
-
-/// `dcl_tensor_t`: a tensor of a network.
-pub(super) struct CTensor {
-    network: Arc<CNetwork>,
-    id: TensorId,
-}
-
-impl Object for CTensor {
-    const TYPE: &'static str = "dcl_tensor_t";
-}
-
-impl CNetwork {
-    /// The tensor's id, if it belongs to this network.
-    pub(super) fn own_tensor(self: &Arc<Self>, tensor: Handle<CTensor>) -> Result<TensorId> {
-        let tensor = tensor.get()?;
-        match Arc::ptr_eq(&tensor.network, self) {
-            true => Ok(tensor.id),
-            false => Err(CallError::invalid_argument("the tensor is one of another network")),
-        }
-    }
-
-    /// The handle of a tensor. Each call returns the same one.
-    pub(super) fn tensor(self: &Arc<Self>, id: TensorId) -> Handle<CTensor> {
-        let Children { tensors, is_freed, .. } = &mut *lock(&self.children);
-        *tensors.entry(id).or_insert_with(|| new_child(CTensor { network: Arc::clone(self), id }, *is_freed))
-    }
-
-    /// The handle of a layer. Each call returns the same one.
-    fn layer(self: &Arc<Self>, id: LayerId) -> Handle<CLayer> {
-        let Children { layers, is_freed, .. } = &mut *lock(&self.children);
-        *layers.entry(id).or_insert_with(|| new_child(CLayer::of_network(Arc::clone(self), id), *is_freed))
-    }
-
-    /// The handle of the layer that computes a tensor.
-    pub(super) fn layer_of(self: &Arc<Self>, network: &Network, tensor: TensorId) -> Result<Handle<CLayer>> {
-        match network.producer(tensor)? {
-            Some(layer) => Ok(self.layer(layer)),
-            None => Err(CallError::new(Status::INTERNAL, "no layer computes the output of a layer")),
-        }
-    }
-}
-
-/// Creates the handle of a tensor or layer. If the network was freed during this call, the handle
-/// is freed too, as if the caller had freed the network a moment later.
-fn new_child<T: Object>(object: T, is_freed: bool) -> Handle<T> {
-    let handle = Handle::new(object);
-    if is_freed {
-        // This cannot fail: the handle was added above.
-        let _ = handle.free();
-    }
-    handle
-}
+use super::status::{Result, Status, call, lock};
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_network_new(network: OutPointer<Handle<CNetwork>>) -> Status {

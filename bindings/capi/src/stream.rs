@@ -10,10 +10,9 @@ use dcl::comm::{Messages, RawCollective, Received};
 use dcl::{Error, ErrorKind, Stream, Work};
 
 use super::arguments::{OutPointer, VoidPointer, timeout, unsigned};
-use super::broadcast::BroadcastWork;
-use super::context::RunWork;
 use super::handle::{Handle, Object, TryRwLock};
 use super::library::interruption_count;
+use super::owned_work::{BroadcastWork, RunWork};
 use super::status::{CallError, Result, Status, call, lock};
 
 /// `dcl_stream_t`.

@@ -10,9 +10,9 @@ use dcl::{Buffer, DataType, TensorDict, Work};
 use super::arguments::{
     CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, count, data_type, unsigned,
 };
-use super::broadcast::BroadcastWork;
 use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object, TryRwLock};
+use super::owned_work::BroadcastWork;
 use super::status::{CallError, Result, Status, call, lock};
 
 /// The `device` of host memory.
