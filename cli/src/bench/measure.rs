@@ -1,6 +1,5 @@
 //! The part of one rank: it runs each layer on all sizes, measures the time and checks the results.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -8,46 +7,13 @@ use distcollective::collective::InPlace;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
-    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
+    Buffer, CollectiveOperation, Communicator, DistCollectiveLayer, ReduceOperation, Result, Root, Stream,
 };
 use distcollective_launch::bind_thread;
 
-use super::report::{Format, Measured, Report, Row, Settings};
+use super::options::{Bench, Format};
+use super::report::{Measured, Report, Row};
 use super::values::Values;
-use crate::plot::Plot;
-
-/// A benchmark, the same on every rank.
-pub struct Bench {
-    pub layers: Vec<DistCollectiveLayer>,
-    pub data_type: DataType,
-    pub ranks: usize,
-    /// The requested sizes in bytes, ascending.
-    pub sizes: Vec<usize>,
-    /// The sizes are those of what a rank has to itself, and not of the whole tensor.
-    pub sizes_per_rank: bool,
-    pub timing: Timing,
-    pub check: bool,
-    pub symmetric: bool,
-    /// The CPUs of each rank's thread, if ranks are threads that are bound.
-    pub cpus: Option<Vec<BTreeSet<usize>>>,
-    pub format: Format,
-    pub settings: Settings,
-    pub percentiles: Vec<u8>,
-    pub explain: bool,
-    pub plot: Option<Plot>,
-}
-
-/// How a call is repeated and timed.
-pub struct Timing {
-    /// The calls in a batch; `None` for as many as take [`BATCH_TIME`].
-    pub iterations: Option<u32>,
-    pub batches: u32,
-    pub warmup: u32,
-    /// The input is rewritten before each call.
-    pub dirty: bool,
-    /// A barrier follows each call, and its time is counted.
-    pub barrier: bool,
-}
 
 /// How long a batch takes whose number of calls is not given.
 const BATCH_TIME: Duration = Duration::from_millis(10);

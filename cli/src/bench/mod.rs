@@ -1,6 +1,7 @@
 //! `distcollective bench`: the speed of collectives, and whether their results are right.
 
 mod measure;
+mod options;
 mod report;
 mod values;
 
@@ -22,8 +23,7 @@ use crate::launch::{Binding, Output, Prefix};
 use crate::names;
 use crate::output::{CLOSED, fail};
 use crate::plot::Plot;
-use measure::{Bench, Timing};
-use report::Format;
+use options::{Bench, Format, Timing};
 
 /// Errors of the library and the options. The user sees their text.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;

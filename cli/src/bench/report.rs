@@ -4,21 +4,9 @@ use distcollective::comm::TransferPath;
 use distcollective::{CollectiveOperation, DataType, ReduceOperation, Result};
 use serde_json::{Map, Value};
 
-use super::measure::Bench;
+use super::options::{Bench, Format};
 use crate::output::print;
 use crate::plot::Point;
-
-#[derive(Clone)]
-pub enum Format {
-    Table,
-    Csv,
-    Json,
-    /// Points with this label.
-    Points(String),
-}
-
-/// The settings of a benchmark: lines above the table, and columns of CSV and JSON.
-pub type Settings = Vec<(&'static str, Value)>;
 
 /// The result for one size.
 pub struct Row {
