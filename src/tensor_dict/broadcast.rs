@@ -43,8 +43,8 @@ impl Communicator {
     ///
     /// Every rank gets these, no dictionary has changed, and the communicator stays as it was. If
     /// one rank finds the error, the others get its kind and text, with the number of that rank:
-    /// - `InvalidArgument`: the source is not a rank; `pin_memory` where tensors are to lie on a GPU;
-    ///   `shared` with a GPU or pinned memory; names and shapes are longer than 16 MiB.
+    /// - `InvalidArgument`: the source is not a rank; `pin_memory` where tensors are to lie on a
+    ///   GPU; `shared` with a GPU or pinned memory; names and shapes are longer than 16 MiB.
     /// - `Unsupported`: `pin_memory` without CUDA; a device that is not there; `shared` on another
     ///   backend than the host's.
     /// - `Disagreement`: the ranks name different sources, or not all ask for `shared`.

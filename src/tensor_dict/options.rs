@@ -49,8 +49,8 @@ impl BroadcastOptions {
 
     /// The memory in which a receiver's tensors lie at the end. One that lies elsewhere is
     /// replaced. Without this, a tensor that the receiver has is filled where it lies, and a new
-    /// one is in the memory of the communicator ([`space`](crate::Communicator::space)). The source's
-    /// tensors may be in any memory.
+    /// one is in the memory of the communicator ([`space`](crate::Communicator::space)). The
+    /// source's tensors may be in any memory.
     pub fn device(mut self, device: MemorySpace) -> Self {
         self.device = Some(device);
         self
