@@ -4,7 +4,6 @@ use std::fmt;
 use std::num::NonZeroU16;
 
 use super::geometry::Side;
-use super::rules::InPlace;
 use super::{Collective, Determinism, Purpose, WireType};
 use crate::data_type::DataType;
 use crate::moved_type::{MovedType, TransferType};
@@ -53,6 +52,31 @@ impl Givers {
     pub(crate) fn has_no_peer_of(self, rank: GroupRank) -> bool {
         self == Givers::None || self == Givers::Root(rank)
     }
+}
+
+/// Where input and output may share memory, exactly as NCCL has it (`nccl.h`, "In-place operation
+/// will happen if …").
+///
+/// The list of variants is complete: a program that places buffers has to handle each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// Both are at the same address.
+    SameAddress,
+    /// The input is a block of the output, this many elements from its start.
+    InputAt {
+        /// The distance in elements.
+        element_offset: usize,
+    },
+    /// The output is a block of the input, this many elements from its start.
+    OutputAt {
+        /// The distance in elements.
+        element_offset: usize,
+    },
+    /// They may not share memory.
+    Never,
+    /// This rank uses only one of the two, or neither, so they may overlap in any way: gather and
+    /// scatter on other ranks than the root, and a rank that does not take part.
+    Unused,
 }
 
 impl Call {

@@ -10,6 +10,7 @@ mod operation;
 mod purpose;
 mod rules;
 
+pub use call::InPlace;
 pub(crate) use call::{Call, Givers};
 pub use determinism::Determinism;
 pub(crate) use exact::step_scratch_bytes;
@@ -19,7 +20,7 @@ pub use groups::{Groups, Partition, Root};
 pub(crate) use operation::check_wire_type;
 pub use operation::{Collective, CollectiveOperation};
 pub(crate) use purpose::{Purpose, PurposeKind};
-pub use rules::{InPlace, output_dims, output_shape};
+pub use rules::{output_dims, output_shape};
 
 #[doc(inline)]
 pub use distcollective_elements::reduce_operation::ReduceOperation;

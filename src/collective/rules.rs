@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Call, CollectiveOperation, ReduceOperation, WireType};
+use super::{Call, CollectiveOperation, InPlace, ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
@@ -77,31 +77,6 @@ pub fn output_dims(operation: CollectiveOperation, rank_count: usize, input: &Di
     let dims: Vec<i64> =
         input.as_slice().iter().zip(output.to_dims().as_slice()).map(|(&i, &o)| if i == -1 { -1 } else { o }).collect();
     Dims::new(&dims)
-}
-
-/// Where input and output may share memory, exactly as NCCL has it (`nccl.h`, "In-place operation
-/// will happen if …").
-///
-/// The list of variants is complete: a program that places buffers has to handle each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InPlace {
-    /// Both are at the same address.
-    SameAddress,
-    /// The input is a block of the output, this many elements from its start.
-    InputAt {
-        /// The distance in elements.
-        element_offset: usize,
-    },
-    /// The output is a block of the input, this many elements from its start.
-    OutputAt {
-        /// The distance in elements.
-        element_offset: usize,
-    },
-    /// They may not share memory.
-    Never,
-    /// This rank uses only one of the two, or neither, so they may overlap in any way: gather and
-    /// scatter on other ranks than the root, and a rank that does not take part.
-    Unused,
 }
 
 /// Whether two ranges of addresses share a byte.

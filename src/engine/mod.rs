@@ -7,6 +7,7 @@ mod inspect;
 mod memory;
 mod placement;
 mod plan;
+mod readers;
 mod warnings;
 
 use std::collections::BTreeMap;

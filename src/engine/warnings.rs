@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::analysis::Readers;
+use super::readers::Readers;
 use crate::collective::Groups;
 use crate::dist_collective::ResolvedLayer;
 use crate::network::{LayerId, Network};
