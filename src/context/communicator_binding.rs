@@ -16,7 +16,7 @@ use crate::dist_collective::{Agreement, Needs, ResolvedLayer, Role, Roles, agree
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
-use crate::network::{LayerBody, LayerId, Source, TensorId};
+use crate::network::{LayerId, Source, TensorId};
 use crate::util::{lock, rough_deadline_after, thread_number};
 
 /// An engine on a communicator, or on none: what every run of a context shares.
@@ -243,27 +243,10 @@ impl Drop for RegionsGuard<'_> {
 /// The kernels that layers need on a GPU, of which some may be there several times. Checks that
 /// every layer can run there.
 fn kernels(engine: &EngineInner) -> Result<Vec<Kernel>> {
-    let EngineInner { network, analysis, .. } = engine;
     let mut kernels = Vec::new();
-    for layer in &network.layers {
-        let input_type = || analysis.types[layer.inputs[0].index()];
-        match &layer.body {
-            LayerBody::Cast(cast) => kernels.extend(Kernel::of_cast(input_type(), cast.to)),
-            LayerBody::Shuffle(shuffle) if !shuffle.shuffle.only_reshapes() => {
-                kernels.extend(Kernel::of_gather(input_type().byte_len()));
-            }
-            LayerBody::ElementWise(layer) => kernels.extend(Kernel::of_element_wise(layer.operation(), input_type())),
-            LayerBody::Concatenation(_) => kernels.extend(Kernel::of_copy_rows(input_type().byte_len())),
-            LayerBody::Slice(_) => kernels.extend(Kernel::of_gather(input_type().byte_len())),
-            LayerBody::Plugin(plugin) if !plugin.plugin().runs_on_cuda() => {
-                let error = error!(
-                    Unsupported,
-                    "the plugin does not say that it runs on CUDA, and the communicator is on GPUs"
-                );
-                return Err(error.about(|| layer.subject()));
-            }
-            _ => {}
-        }
+    for layer in &engine.network.layers {
+        let inputs: Vec<DataType> = layer.inputs.iter().map(|input| engine.analysis.types[input.index()]).collect();
+        kernels.extend(layer.body.op().kernels(&inputs).map_err(|e| e.about(|| layer.subject()))?);
     }
     Ok(kernels)
 }

@@ -9,7 +9,6 @@ use crate::data_type::DataType;
 use crate::engine::EngineInner;
 use crate::error::Result;
 use crate::memory::{Buffer, MemorySpace};
-use crate::network::LayerBody;
 
 /// What runs of a context use one after the other.
 pub(super) struct Regions {
@@ -64,17 +63,13 @@ impl Regions {
         let mut regions = Self::none(engine);
         regions.memory.private = Some(Buffer::zeroed_in(space, DataType::Uint8, [engine.memory.private_bytes as i64])?);
         if space != MemorySpace::Host {
-            let upload = |body: &LayerBody| match body {
-                LayerBody::Constant(constant) => {
-                    let value = constant.value();
-                    let mut copy = Buffer::zeroed_in(space, value.data_type(), value.shape())?;
-                    copy.write(0, value.as_bytes()?)?;
-                    Ok(Some(copy))
-                }
-                _ => Ok(None),
+            let upload = |value: &Buffer| {
+                let mut copy = Buffer::zeroed_in(space, value.data_type(), value.shape())?;
+                copy.write(0, value.as_bytes()?)?;
+                Ok(copy)
             };
-            regions.memory.constants =
-                engine.network.layers.iter().map(|layer| upload(&layer.body)).collect::<Result<_>>()?;
+            let constants = engine.network.layers.iter().map(|layer| layer.body.op().constant());
+            regions.memory.constants = constants.map(|value| value.map(upload).transpose()).collect::<Result<_>>()?;
         }
         Ok(regions)
     }

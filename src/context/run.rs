@@ -1,6 +1,5 @@
 //! One run of an engine: its tensors located, its layers done in the order of the schedule.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,16 +12,13 @@ use super::regions::Memory;
 use super::setup::Setup;
 use super::shapes::Shapes;
 use crate::comm::{Checked, MAX_GROUPED_CALLS, Request};
-use crate::cuda::{CudaStream, call_out};
+use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
-use crate::error::{ErrorKind, Result, bail, error};
+use crate::error::{ErrorKind, Result, bail};
 use crate::executor::Executor;
-use crate::layout::Layout;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
-use crate::network::{Layer, LayerBody, LayerId, PluginCall, ShuffleSteps, TensorId};
-use crate::shape::MAX_DIMS;
-use crate::util::panic_message;
+use crate::network::{LayerId, LayerRun, TensorId};
 
 /// Where the caller's tensors are in one run, in the order of the engine's inputs and outputs.
 pub(super) struct RunIo {
@@ -237,10 +233,7 @@ impl<'a> EngineRun<'a> {
             Location::Region(place) => self.place(place),
             Location::Constant(layer) => {
                 let copy = self.addresses.constants.get(layer.index()).and_then(Option::as_ref);
-                let value = copy.or(match &engine.network.layers[layer.index()].body {
-                    LayerBody::Constant(constant) => Some(constant.value()),
-                    _ => None,
-                });
+                let value = copy.or_else(|| engine.network.layers[layer.index()].body.op().constant());
                 value.map_or(ptr::null_mut(), |value| value.as_ptr().cast_mut())
             }
         }
@@ -270,70 +263,17 @@ impl<'a> EngineRun<'a> {
     unsafe fn layer(&self, id: LayerId) -> Result<()> {
         let engine = &*self.binding.engine;
         let layer = &engine.network.layers[id.index()];
-        match &layer.body {
-            LayerBody::Constant(_) => {}
-            // SAFETY: the caller's promise.
-            LayerBody::DistCollective(_) => unsafe { self.dist_collective(id)? },
-            LayerBody::Shuffle(_) => {
-                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                let Some(steps) = self.shapes.shuffles[id.index()] else { return Ok(()) };
-                let scratch = engine.memory.scratch[id.index()].as_ref().map(|place| self.place(place));
-                // SAFETY: input, output and scratch are places of the plan or tensors of the
-                // caller, long enough for the shapes, and apart except for a mere reshape.
-                unsafe { self.shuffle(&steps, &input, &output, scratch)? };
-            }
-            LayerBody::Cast(cast) => {
-                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                // SAFETY: as above; in place only between types of one size.
-                unsafe {
-                    let (from, to) = ((input.data_type, input.address.cast_const()), (cast.to, output.address));
-                    self.executor.cast(from, to, input.element_count())?;
-                }
-            }
-            LayerBody::ElementWise(element_wise) => {
-                let [a, b] = [0, 1].map(|i| self.raw(layer.inputs[i]));
-                let output = self.raw(layer.outputs[0]);
-                if output.byte_len > 0 {
-                    let layout = Layout::broadcast(&a.shape.unwrap_or_default(), &b.shape.unwrap_or_default());
-                    let inputs = [a, b].map(|input| input.address.cast_const());
-                    // SAFETY: as above; the memory plan gives the output memory of its own.
-                    unsafe {
-                        let operation = element_wise.operation();
-                        self.executor.element_wise(operation, a.data_type, &layout, inputs, output.address)?;
-                    }
-                }
-            }
-            // SAFETY: as above.
-            LayerBody::Concatenation(concatenation) => unsafe { self.concatenate(layer, concatenation.axis())? },
-            LayerBody::Slice(slice) => {
-                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                if output.byte_len > 0 {
-                    let shape = input.shape.unwrap_or_default();
-                    let (layout, first) = Layout::sliced(&shape, slice.start(), slice.size(), slice.stride());
-                    let bytes = input.data_type.byte_len();
-                    // SAFETY: as above; the slice is inside the input.
-                    unsafe { self.executor.gather(&layout, input.address.add(first * bytes), output.address, bytes)? };
-                }
-            }
-            LayerBody::Identity(_) => {
-                let (input, output) = (self.raw(layer.inputs[0]), self.raw(layer.outputs[0]));
-                // SAFETY: as above; input and output may be the same.
-                unsafe { self.executor.copy(input.located(), output.located(), input.byte_len, self.deadline)? };
-            }
-            LayerBody::Plugin(plugin) => {
-                let inputs = |i: usize| layer.inputs.get(i).map(|&t| self.raw(t));
-                let outputs = |i: usize| layer.outputs.get(i).map(|&t| self.raw(t));
-                let stream = self.executor.stream().map(|stream| stream.as_ptr());
-                // SAFETY: inputs are written; a plugin's outputs share memory with no tensor in
-                // use.
-                let mut call = unsafe { PluginCall::new(&inputs, &outputs, stream) };
-                let enqueue = || catch_unwind(AssertUnwindSafe(|| plugin.plugin().enqueue(&mut call)));
-                let result = call_out(enqueue)?.unwrap_or_else(|panic| {
-                    Err(error!(Plugin, "the plugin panicked: {}", panic_message(panic.as_ref())))
-                });
-                result.map_err(|e| e.about(|| layer.subject()))?;
-            }
-        }
+        let layer_run = LayerRun {
+            layer,
+            locate: &|tensor| self.raw(tensor),
+            executor: self.executor,
+            deadline: self.deadline,
+            scratch: engine.memory.scratch[id.index()].as_ref().map(|place| self.place(place)),
+            collective: self.request(id).map(|request| (self.binding.role(id), request)),
+        };
+        // SAFETY: tensors and scratch are places of the memory plan, which keeps apart what is in
+        // use at the same time, or tensors of the caller, which `Setup::check` has found right.
+        unsafe { layer.body.op().run(&layer_run)? };
         // SAFETY: the layer is done.
         unsafe { self.finish(id) }
     }
@@ -366,76 +306,5 @@ impl<'a> EngineRun<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Runs a DistCollective layer.
-    ///
-    /// # Safety
-    ///
-    /// As [`EngineRun::layer`].
-    unsafe fn dist_collective(&self, id: LayerId) -> Result<()> {
-        let Some(request) = self.request(id) else { return Ok(()) };
-        // SAFETY: the call was made for the shapes of these tensors, which
-        // `Setup::check` has found right, or which lie in places of the memory plan.
-        unsafe { self.binding.role(id).check(request)?.run() }
-    }
-
-    /// Runs a Concatenation layer: the elements of one input are rows of the output.
-    ///
-    /// # Safety
-    ///
-    /// As [`EngineRun::layer`].
-    unsafe fn concatenate(&self, layer: &Layer, axis: usize) -> Result<()> {
-        let output = self.raw(layer.outputs[0]);
-        if output.byte_len == 0 {
-            return Ok(());
-        }
-        let row_count: usize = output.shape.unwrap_or_default().as_slice()[..axis].iter().product();
-        let mut offset = 0;
-        for input in layer.inputs.iter().map(|&input| self.raw(input)) {
-            let row_bytes = input.byte_len / row_count;
-            let (target, pitch_bytes) = (output.address.wrapping_add(offset), output.byte_len / row_count);
-            // SAFETY: the caller's promise; the rows of all inputs fill the output.
-            unsafe { self.executor.copy_rows(input.address, target, row_count, row_bytes, pitch_bytes)? };
-            offset += row_bytes;
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    ///
-    /// The tensors and the scratch are as long as the shapes say, and apart; for a mere reshape
-    /// input and output may be the same.
-    unsafe fn shuffle(
-        &self,
-        steps: &ShuffleSteps,
-        input: &RawTensor,
-        output: &RawTensor,
-        scratch: Option<*mut u8>,
-    ) -> Result<()> {
-        let executor = self.executor;
-        let bytes = input.data_type.byte_len();
-        let shape = input.shape.unwrap_or_default();
-        if input.byte_len == 0 {
-            return Ok(());
-        }
-        let first_layout = |permutation: &[u8; MAX_DIMS]| Layout::transposed(&shape, &permutation[..shape.dim_count()]);
-        let second_layout = |permutation: &[u8; MAX_DIMS]| {
-            Layout::transposed(&steps.reshaped, &permutation[..steps.reshaped.dim_count()])
-        };
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (&steps.first, &steps.second, scratch) {
-                (Some(first), Some(second), Some(scratch)) => {
-                    executor.gather(&first_layout(first), input.address, scratch, bytes)?;
-                    executor.gather(&second_layout(second), scratch, output.address, bytes)
-                }
-                (Some(first), _, _) => executor.gather(&first_layout(first), input.address, output.address, bytes),
-                (None, Some(second), _) => {
-                    executor.gather(&second_layout(second), input.address, output.address, bytes)
-                }
-                (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, self.deadline),
-            }
-        }
     }
 }

@@ -4,7 +4,7 @@ use crate::collective::Call;
 use crate::data_type::DataType;
 use crate::engine::{EngineInner, Location, Place, infer_shapes};
 use crate::error::{Result, error};
-use crate::network::{Layer, LayerBody, ShuffleSteps, Source};
+use crate::network::Source;
 use crate::shape::Shape;
 
 /// The shapes of all tensors for given input shapes, and the calls that follow.
@@ -14,8 +14,6 @@ pub(super) struct Shapes {
     pub(super) all: Vec<Shape>,
     /// The call of each DistCollective layer.
     pub(super) calls: Vec<Option<Call>>,
-    /// The steps of each Shuffle layer.
-    pub(super) shuffles: Vec<Option<ShuffleSteps>>,
 }
 
 impl Shapes {
@@ -31,7 +29,7 @@ impl Shapes {
     /// Works out every shape, once all inputs have theirs.
     pub(super) fn infer(engine: &EngineInner, inputs: Vec<Option<Shape>>) -> Result<Self> {
         let EngineInner { network, analysis, .. } = engine;
-        let mut shapes = Shapes { inputs, all: Vec::new(), calls: Vec::new(), shuffles: Vec::new() };
+        let mut shapes = Shapes { inputs, all: Vec::new(), calls: Vec::new() };
         if shapes.inputs.iter().any(Option::is_none) {
             return Ok(shapes);
         }
@@ -57,11 +55,6 @@ impl Shapes {
                 Some(resolved.call(analysis.types[input], elements, resolved.nb_rank as usize))
             })
             .collect();
-        let steps = |layer: &Layer| match &layer.body {
-            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&shapes.all[layer.inputs[0].index()]).map(Some),
-            _ => Ok(None),
-        };
-        shapes.shuffles = network.layers.iter().map(steps).collect::<Result<_>>()?;
         Ok(shapes)
     }
 

@@ -28,6 +28,13 @@ use crate::util::text::count_of;
 /// The attributes as bytes.
 const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 3, noun: "layer" };
 
+/// Name and metadata, which every layer has.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Info {
+    pub(crate) name: String,
+    pub(crate) metadata: String,
+}
+
 /// A DistCollective layer: TensorRT's `IDistCollectiveLayer`.
 ///
 /// It is part of a [`Network`](crate::Network), or stands by itself in an engine with a graph of
@@ -53,8 +60,7 @@ const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 3, noun: "layer" }
 /// together is checked when the network is built, or at `bind`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DistCollectiveLayer {
-    name: String,
-    metadata: String,
+    pub(crate) info: Info,
     operation: CollectiveOperation,
     reduce_op: Option<ReduceOperation>,
     root: Option<Root>,
@@ -114,8 +120,7 @@ impl DistCollectiveLayer {
         groups: Groups,
     ) -> Self {
         DistCollectiveLayer {
-            name: String::new(),
-            metadata: String::new(),
+            info: Info::default(),
             operation,
             reduce_op,
             root,
@@ -128,23 +133,23 @@ impl DistCollectiveLayer {
 
     /// The name, which errors and `inspect` use.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.info.name
     }
 
     /// Sets the name. Layers of a network have different names. A network names a layer that has
     /// none.
     pub fn set_name(&mut self, name: impl Into<String>) {
-        self.name = name.into();
+        self.info.name = name.into();
     }
 
     /// Text of the user's, which is kept with the layer and has no effect.
     pub fn metadata(&self) -> &str {
-        &self.metadata
+        &self.info.metadata
     }
 
     /// Sets the metadata.
     pub fn set_metadata(&mut self, metadata: impl Into<String>) {
-        self.metadata = metadata.into();
+        self.info.metadata = metadata.into();
     }
 
     /// What the layer does.
@@ -193,6 +198,16 @@ impl DistCollectiveLayer {
         Ok(())
     }
 
+    /// The number of ranks, set or not.
+    pub(crate) fn rank_count(&self) -> u32 {
+        self.nb_rank.or(self.groups.group_len().map(|len| len as u32)).unwrap_or(1)
+    }
+
+    /// See [`ResolvedLayer::is_identity`].
+    pub(crate) fn is_identity(&self) -> bool {
+        self.rank_count() == 1 && self.groups == Groups::All
+    }
+
     /// How far the bits of the layer's reduction are determined.
     pub fn determinism(&self) -> Determinism {
         self.determinism
@@ -235,10 +250,10 @@ impl DistCollectiveLayer {
 
     /// `layer "grad_sync" (all_reduce)`: what errors are about.
     pub(crate) fn subject(&self) -> String {
-        if self.name.is_empty() {
-            return format!("layer ({})", self.operation);
+        match self.name() {
+            "" => format!("layer ({})", self.operation),
+            name => format!("layer {name:?} ({})", self.operation),
         }
-        format!("layer {:?} ({})", self.name, self.operation)
     }
 
     fn label(&self, error: Error) -> Error {
@@ -283,10 +298,9 @@ impl DistCollectiveLayer {
             }
         };
         note(self.check_arguments());
-        let group_len = self.groups.group_len().map(|len| len as u32);
-        let nb_rank = self.nb_rank.or(group_len).unwrap_or(1);
-        if let Some(group_len) = group_len.filter(|len| *len != nb_rank) {
-            let (groups, ranks) = (&self.groups, count_of(group_len as usize, "rank"));
+        let nb_rank = self.rank_count();
+        if let Some(group_len) = self.groups.group_len().filter(|len| *len as u32 != nb_rank) {
+            let (groups, ranks) = (&self.groups, count_of(group_len, "rank"));
             note(Err(error!(InvalidNetwork, "nb_rank is {nb_rank}, but each group has {ranks}; groups is {groups}")));
         }
         let root = match self.root.filter(|_| self.operation.has_root()) {
@@ -452,8 +466,7 @@ impl ResolvedLayer {
 
     /// The shape of the output, with the input in the error.
     pub(crate) fn output_shape(&self, data_type: DataType, input: &Shape) -> Result<Shape> {
-        output_shape(self.collective.operation(), self.nb_rank as usize, input).map_err(|e| {
-            Error::new(e.kind(), format!("{e}; input is {data_type} {input}")).about(|| self.subject.to_string())
-        })
+        output_shape(self.collective.operation(), self.nb_rank as usize, input)
+            .map_err(|e| e.followed_by(&format!("; input is {data_type} {input}")).about(|| self.subject.to_string()))
     }
 }

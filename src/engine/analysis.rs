@@ -13,7 +13,7 @@ use crate::comm::MAX_GROUPED_CALLS;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
-use crate::network::{Layer, LayerBody, LayerId, Network, Source, TensorId};
+use crate::network::{Layer, LayerId, Network, Source, TensorId};
 use crate::util::text::{clipped, count_of};
 
 /// The longest name of a layer, an input or an output, in bytes. TensorRT has the same limit.
@@ -92,6 +92,9 @@ fn check_ends(network: &Network, index: usize, layer: &Layer, mistakes: &mut Vec
     if !layer.has_right_arity() {
         let (inputs, outputs) = (count_of(layer.inputs.len(), "input"), count_of(layer.outputs.len(), "output"));
         note(error!(InvalidNetwork, "its kind does not have {inputs} and {outputs}"));
+    }
+    if let Err(error) = layer.body.op().check() {
+        note(error);
     }
     let mut tensors = layer.inputs.iter().chain(&layer.outputs);
     if let Some(error) = tensors.find_map(|t| t.check(network.number, network.tensors.len()).err()) {
@@ -216,9 +219,6 @@ fn check_uses(network: &Network, mistakes: &mut Vec<Error>) {
 }
 
 pub(super) fn resolve_collectives(network: &Network, mistakes: &mut Vec<Error>) -> Vec<Option<ResolvedLayer>> {
-    let resolve = |layer: &Layer| match &layer.body {
-        LayerBody::DistCollective(layer) => layer.resolve().map_err(|errors| mistakes.extend(errors)).ok(),
-        _ => None,
-    };
+    let resolve = |layer: &Layer| layer.collective()?.resolve().map_err(|errors| mistakes.extend(errors)).ok();
     network.layers.iter().map(resolve).collect()
 }

@@ -3,7 +3,7 @@
 use super::analysis::{resolve_collectives, schedule};
 use super::inference::{Extent, infer_shapes, infer_types};
 use crate::error::{Error, Result, error};
-use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
+use crate::network::{LayerId, Network, Source, TensorId};
 use crate::shape::{Dims, Shape};
 
 /// A multiple of every number up to 10, which reshapes can divide.
@@ -64,10 +64,7 @@ impl Network {
     /// How many elements a dimension has at least from which these layers take slices; 1 without
     /// slices.
     fn longest_slice(&self, layers: &[LayerId]) -> i64 {
-        let ends = layers.iter().filter_map(|layer| match &self.layers[layer.index()].body {
-            LayerBody::Slice(slice) => slice.largest_index(),
-            _ => None,
-        });
+        let ends = layers.iter().filter_map(|layer| self.layers[layer.index()].body.op().largest_index());
         ends.max().map_or(1, |index| index.clamp(0, i64::from(u32::MAX)) + 1)
     }
 

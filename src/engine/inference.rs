@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
-use crate::network::{Input, LayerBody, LayerId, Network, Source, broadcast};
+use crate::network::{Input, LayerId, Network, Source};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
@@ -88,7 +88,7 @@ pub(super) fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mu
         let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
         // A layer that depends on a mistake is not checked: its errors would follow from that one.
         let Some(inputs) = inputs else { continue };
-        match layer.body.output_types(&inputs) {
+        match layer.body.op().output_types(&inputs) {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {
                 for (tensor, data_type) in layer.outputs.iter().zip(outputs) {
                     types[tensor.index()] = Some(data_type);
@@ -186,27 +186,21 @@ pub(crate) fn infer_shapes(
     mut shapes: Vec<Option<Shape>>,
     mut report: impl FnMut(usize, Error),
 ) -> Vec<Option<Shape>> {
+    let mut inputs = Vec::new();
     for (position, &id) in schedule.iter().enumerate() {
         let layer = &network.layers[id.index()];
         if layer.inputs.iter().any(|input| shapes[input.index()].is_none()) {
             continue;
         }
-        let mut inputs = layer.inputs.iter().filter_map(|input| shapes[input.index()]);
-        let mut next = || inputs.next().unwrap_or_default();
-        let outputs = match &layer.body {
-            LayerBody::DistCollective(_) => match (&collectives[id.index()], types[layer.inputs[0].index()]) {
-                (Some(resolved), Some(data_type)) => resolved.output_shape(data_type, &next()).map(|shape| vec![shape]),
-                _ => continue,
-            },
-            LayerBody::Shuffle(shuffle) => shuffle.shuffle.steps(&next()).map(|steps| vec![steps.output]),
-            LayerBody::Cast(_) | LayerBody::Identity(_) => Ok(vec![next()]),
-            LayerBody::ElementWise(_) => broadcast(&next(), &next()).map(|shape| vec![shape]),
-            LayerBody::Concatenation(concatenation) => concatenation.output_shape(inputs).map(|shape| vec![shape]),
-            LayerBody::Slice(slice) => slice.slice.output_shape(&next()).map(|shape| vec![shape]),
-            LayerBody::Constant(constant) => Ok(vec![constant.value.shape()]),
-            LayerBody::Plugin(plugin) => plugin.plugin.output_shapes(&inputs.collect::<Vec<Shape>>()),
-        };
-        match outputs {
+        inputs.clear();
+        inputs.extend(layer.inputs.iter().filter_map(|input| shapes[input.index()]));
+        let data_type = layer.inputs.first().and_then(|input| types[input.index()]);
+        let is_collective = layer.collective().is_some();
+        if is_collective && (collectives[id.index()].is_none() || data_type.is_none()) {
+            // Its mistake is known.
+            continue;
+        }
+        match layer.body.op().output_shapes(&inputs) {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {
                 for (tensor, shape) in layer.outputs.iter().zip(outputs) {
                     shapes[tensor.index()] = Some(shape);
@@ -217,7 +211,13 @@ pub(crate) fn infer_shapes(
                 let error = error!(InvalidShape, "the plugin gave {given} for {wanted}");
                 report(position, error.about(|| layer.subject()));
             }
-            Err(error) => report(position, error.about(|| layer.subject())),
+            Err(error) => {
+                let input = match data_type.filter(|_| is_collective) {
+                    Some(data_type) => format!("; input is {data_type} {}", inputs[0]),
+                    None => String::new(),
+                };
+                report(position, error.followed_by(&input).about(|| layer.subject()));
+            }
         }
     }
     shapes

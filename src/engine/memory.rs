@@ -7,7 +7,7 @@ use super::analysis::Analysis;
 use super::placement::{Lifetime, Placement, place};
 use crate::collective;
 use crate::error::{Result, error};
-use crate::network::{LayerBody, LayerId, Network, Source, TensorId};
+use crate::network::{LayerId, Network, Source, TensorId};
 
 /// Memory of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -92,9 +92,10 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
     for &id in &analysis.schedule {
         let step = position[id.index()];
         let layer = &network.layers[id.index()];
+        let op = layer.body.op();
         for &tensor in &layer.outputs {
             let output = network.tensors[tensor.index()].output.map(|number| number as usize);
-            if let LayerBody::Constant(_) = layer.body {
+            if op.constant().is_some() {
                 locations[tensor.index()] = Location::Constant(id);
                 copy_out[tensor.index()] = output;
                 continue;
@@ -125,9 +126,7 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
             };
             allocation_of[tensor.index()] = Some(allocation);
         }
-        if let LayerBody::Shuffle(shuffle) = &layer.body
-            && shuffle.shuffle.transposes_twice()
-        {
+        if op.needs_scratch() {
             let byte_len = analysis.max_byte_len(layer.outputs[0]);
             scratch_allocation[id.index()] = Some(allocations.len());
             allocations.push(Allocation::new(byte_len, step, step));
@@ -170,8 +169,7 @@ fn step_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
 }
 
 /// The memory of the layer's input, if the layer may write its output over it: no later layer reads
-/// the input, and the layer can work in place. (all_gather can too, but at an offset that depends
-/// on the rank. Plans do not depend on the rank.)
+/// the input, and the layer can work in place.
 fn in_place_with(
     network: &Network,
     analysis: &Analysis,
@@ -181,20 +179,6 @@ fn in_place_with(
 ) -> Option<usize> {
     let layer = &network.layers[id.index()];
     let [input] = layer.inputs[..] else { return None };
-    let data_type = analysis.types[input.index()];
-    let able = match &layer.body {
-        LayerBody::DistCollective(_) => analysis.collectives[id.index()]
-            .as_ref()
-            .is_some_and(|c| c.is_identity() || c.collective.operation().geometry().can_use_one_buffer()),
-        LayerBody::Shuffle(shuffle) => shuffle.shuffle.only_reshapes(),
-        LayerBody::Cast(cast) => cast.to.byte_len() == data_type.byte_len(),
-        LayerBody::Identity(_) => true,
-        LayerBody::ElementWise(_)
-        | LayerBody::Concatenation(_)
-        | LayerBody::Slice(_)
-        | LayerBody::Constant(_)
-        | LayerBody::Plugin(_) => false,
-    };
     // The readers are in the order of the schedule. No other reads the input at this step or later,
     // and this layer reads it once.
     let is_last_reader = match analysis.readers.of(input) {
@@ -203,6 +187,7 @@ fn in_place_with(
         [] => false,
     };
     let computed = matches!(network.tensors[input.index()].source, Source::Layer { .. });
+    let able = layer.body.op().works_in_place(analysis.types[input.index()]);
     if able && is_last_reader && computed { allocation_of[input.index()] } else { None }
 }
 

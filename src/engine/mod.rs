@@ -224,7 +224,7 @@ impl Engine {
 
     /// Tensors, layers, schedule and memory, as text, as JSON or as a graph.
     pub fn inspect(&self) -> Inspection {
-        inspect::inspect(&self.inner)
+        Inspection(self.clone())
     }
 }
 

@@ -6,25 +6,22 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::data_type::DataType;
-use crate::dist_collective::DistCollectiveLayer;
+use crate::dist_collective::Info;
 use crate::error::{Error, Result, bail, error};
 use crate::framing::Format;
 use crate::memory::Buffer;
 use crate::network::{
-    CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, ElementWiseOperation, IdentityLayer, Info, Input,
-    Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, Slice, SliceLayer, Source,
-    Tensor, TensorId,
+    ConstantLayer, Input, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Source, Tensor, TensorId,
 };
 use crate::shape::Dims;
 
-const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 5, noun: "plan" };
+const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 6, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {
@@ -52,22 +49,18 @@ enum SourceRecord {
 
 #[derive(Serialize, Deserialize)]
 struct LayerRecord {
+    info: Info,
     inputs: Vec<u32>,
     outputs: Vec<u32>,
     body: BodyRecord,
 }
 
+/// What a layer is, and what its type cannot say.
 #[derive(Serialize, Deserialize)]
 enum BodyRecord {
-    DistCollective(DistCollectiveLayer),
-    Shuffle { info: Info, shuffle: Shuffle },
-    Cast { info: Info, to: DataType },
-    Constant { info: Info, data_type: DataType, dims: Dims, bytes: Vec<u8> },
-    Plugin { info: Info, type_name: String, version: String, bytes: Vec<u8> },
-    ElementWise { info: Info, operation: ElementWiseOperation },
-    Concatenation { info: Info, axis: usize },
-    Slice { info: Info, slice: Slice },
-    Identity { info: Info },
+    Plain(LayerBody),
+    Constant { data_type: DataType, dims: Dims, bytes: Vec<u8> },
+    Plugin { type_name: String, version: String, bytes: Vec<u8> },
 }
 
 /// Reads a list without room for more elements than have come. A record is much larger in memory
@@ -125,29 +118,20 @@ fn tensor_record(tensor: &Tensor) -> TensorRecord {
 
 fn layer_record(layer: &Layer) -> Result<LayerRecord> {
     let body = match &layer.body {
-        LayerBody::DistCollective(layer) => BodyRecord::DistCollective(layer.clone()),
-        LayerBody::Shuffle(layer) => BodyRecord::Shuffle { info: layer.info.clone(), shuffle: layer.shuffle.clone() },
-        LayerBody::Cast(layer) => BodyRecord::Cast { info: layer.info.clone(), to: layer.to },
-        LayerBody::ElementWise(layer) => {
-            BodyRecord::ElementWise { info: layer.info.clone(), operation: layer.operation }
-        }
-        LayerBody::Concatenation(layer) => BodyRecord::Concatenation { info: layer.info.clone(), axis: layer.axis },
-        LayerBody::Slice(layer) => BodyRecord::Slice { info: layer.info.clone(), slice: layer.slice.clone() },
-        LayerBody::Identity(layer) => BodyRecord::Identity { info: layer.info.clone() },
         LayerBody::Constant(layer) => BodyRecord::Constant {
-            info: layer.info.clone(),
-            data_type: layer.value.data_type(),
-            dims: layer.value.shape().to_dims(),
-            bytes: layer.value.as_bytes()?.to_vec(),
+            data_type: layer.value().data_type(),
+            dims: layer.value().shape().to_dims(),
+            bytes: layer.value().as_bytes()?.to_vec(),
         },
         LayerBody::Plugin(plugin) => BodyRecord::Plugin {
-            info: plugin.info.clone(),
-            type_name: plugin.plugin.type_name().to_owned(),
-            version: plugin.plugin.version().to_owned(),
-            bytes: plugin.plugin.serialize().map_err(|e| e.about(|| layer.subject()))?,
+            type_name: plugin.plugin().type_name().to_owned(),
+            version: plugin.plugin().version().to_owned(),
+            bytes: plugin.plugin().serialize().map_err(|e| e.about(|| layer.subject()))?,
         },
+        body => BodyRecord::Plain(body.clone()),
     };
-    Ok(LayerRecord { inputs: numbers(&layer.inputs), outputs: numbers(&layer.outputs), body })
+    let info = layer.info.clone();
+    Ok(LayerRecord { info, inputs: numbers(&layer.inputs), outputs: numbers(&layer.outputs), body })
 }
 
 /// The network. Checks that each number is in range, and that each tensor has one source.
@@ -164,8 +148,9 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
     };
     for record in body.layers {
         let (inputs, outputs) = (ids(record.inputs)?, ids(record.outputs)?);
-        let layer = Layer { inputs, outputs, body: to_body(record.body, registry)? };
-        layer.body.check().map_err(in_plan)?;
+        let body = to_body(record.body, &record.info.name, registry)?;
+        let layer = Layer { info: record.info, inputs, outputs, body };
+        layer.body.op().check().map_err(in_plan)?;
         if !layer.has_right_arity() {
             return Err(damaged("a layer has a wrong number of inputs or outputs"));
         }
@@ -203,33 +188,23 @@ fn in_plan(error: Error) -> Error {
     error!(InvalidPlan, "the plan breaks a rule: {error}")
 }
 
-fn to_body(record: BodyRecord, registry: &PluginRegistry) -> Result<LayerBody> {
+fn to_body(record: BodyRecord, name: &str, registry: &PluginRegistry) -> Result<LayerBody> {
     Ok(match record {
-        BodyRecord::DistCollective(layer) => LayerBody::DistCollective(layer),
-        BodyRecord::Shuffle { info, shuffle } => LayerBody::Shuffle(ShuffleLayer { info, shuffle }),
-        BodyRecord::Cast { info, to } => LayerBody::Cast(CastLayer { info, to }),
-        BodyRecord::ElementWise { info, operation } => LayerBody::ElementWise(ElementWiseLayer { info, operation }),
-        BodyRecord::Concatenation { info, axis } => LayerBody::Concatenation(ConcatenationLayer { info, axis }),
-        BodyRecord::Slice { info, slice } => LayerBody::Slice(SliceLayer { info, slice }),
-        BodyRecord::Identity { info } => LayerBody::Identity(IdentityLayer { info }),
-        BodyRecord::Constant { info, data_type, dims, bytes } => {
+        BodyRecord::Plain(body) => body,
+        BodyRecord::Constant { data_type, dims, bytes } => {
             let shape = dims.to_shape().map_err(in_plan)?;
             if shape.byte_len(data_type) != bytes.len() {
-                bail!(
-                    InvalidPlan,
-                    "constant {:?} has {} bytes, and {data_type} {shape} does not",
-                    info.name,
-                    bytes.len()
-                );
+                let len = bytes.len();
+                bail!(InvalidPlan, "constant {name:?} has {len} bytes, and {data_type} {shape} does not");
             }
             let mut value = Buffer::with_shape(data_type, shape)?;
             value.as_mut_bytes()?.copy_from_slice(&bytes);
-            LayerBody::Constant(ConstantLayer { info, value: Arc::new(value) })
+            LayerBody::Constant(ConstantLayer::new(value))
         }
-        BodyRecord::Plugin { info, type_name, version, bytes } => {
+        BodyRecord::Plugin { type_name, version, bytes } => {
             let plugin = registry.create(&type_name, &version, &bytes);
-            let plugin = plugin.map_err(|e| e.about(|| format!("layer {:?} ({type_name})", info.name)))?;
-            LayerBody::Plugin(PluginLayer { info, plugin })
+            let plugin = plugin.map_err(|e| e.about(|| format!("layer {name:?} ({type_name})")))?;
+            LayerBody::Plugin(PluginLayer { plugin })
         }
     })
 }
@@ -257,6 +232,7 @@ pub(crate) fn fingerprint(network: &Network) -> String {
 mod tests {
     use super::*;
     use crate::collective::Partition;
+    use crate::network::{ElementWiseOperation, Shuffle};
     use crate::{DistCollective, Engine, Rank, ReduceOperation};
 
     fn body_of(network: &Network) -> Vec<u8> {

@@ -1,42 +1,30 @@
 //! The description of a network: inputs, layers, outputs. A method checks what its arguments show.
 //! The builder checks the rest.
 
-mod concatenation;
-mod elementwise;
 mod id;
 mod layer;
-mod plugin;
+mod layers;
 mod profile;
-mod shuffle;
-mod slice;
 mod types;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-pub use concatenation::ConcatenationLayer;
-pub use elementwise::ElementWiseLayer;
-pub(crate) use elementwise::broadcast;
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
-pub(crate) use layer::Info;
-pub use layer::{CastLayer, ConstantLayer, IdentityLayer, Layer, LayerBody, PluginLayer, ShuffleLayer};
-pub use plugin::{Plugin, PluginCall, PluginRegistry};
+pub use layer::Layer;
+pub use layers::{
+    CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, LayerBody, Plugin, PluginCall,
+    PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
+};
+pub(crate) use layers::LayerRun;
 pub use profile::MAX_PROFILES;
 use profile::Profile;
-pub use shuffle::Shuffle;
-pub(crate) use shuffle::ShuffleSteps;
-pub(crate) use slice::Slice;
-pub use slice::SliceLayer;
 
-use crate::collective::{CollectiveOperation, ReduceOperation};
 use crate::data_type::DataType;
-use crate::dist_collective::DistCollectiveLayer;
-use crate::element::Element;
+use crate::dist_collective::Info;
 #[doc(inline)]
 pub use crate::element::ElementWiseOperation;
 use crate::error::{Error, Result, bail, error};
-use crate::memory::Buffer;
 use crate::shape::Dims;
 
 /// The description of a network: TensorRT's `INetworkDefinition`.
@@ -164,153 +152,26 @@ impl Network {
         Ok(tensor)
     }
 
-    /// Adds a DistCollective layer from a typed constructor, and gives its output.
-    ///
-    /// # Errors
-    ///
-    /// - A rank occurs twice, a group is empty, or groups have different lengths.
-    /// - `nb_rank` is 0.
-    /// - bool is averaged.
-    /// - A tensor that this network does not have.
-    pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
-        let layer = self.add_collective_layer(collective.into(), input)?;
-        self.output(layer)
+    /// Adds a layer, with a name that no other has, and gives its output.
+    fn add_layer(&mut self, body: LayerBody, inputs: &[TensorId]) -> Result<TensorId> {
+        let name = self.default_name(body.kind());
+        self.add_named_layer(Info { name, metadata: String::new() }, body, inputs)
     }
 
-    /// Adds a DistCollective layer from the arguments of TensorRT's `addDistCollective`:
-    /// - `reduce_op`: `None` (TensorRT's `kNONE`) if the operation does not reduce.
-    /// - `root`: a rank of the communicator, or -1 if the operation has no root.
-    /// - `groups`: the ranks that take part, in group order; empty for all ranks.
-    ///
-    /// As in TensorRT, the number of ranks is set on the layer that it adds:
-    ///
-    /// ```
-    /// # use distcollective::{CollectiveOperation, DataType, Network, ReduceOperation};
-    /// # let mut network = Network::new();
-    /// # let x = network.add_input("x", DataType::Float32, [4, 8])?;
-    /// let sum = CollectiveOperation::AllReduce;
-    /// let layer = network.add_dist_collective(x, sum, Some(ReduceOperation::Sum), -1, &[])?;
-    /// network.layer_mut(layer)?.set_nb_rank(2)?;
-    /// network.mark_output(network.output(layer)?, "y")?;
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - The errors of [`DistCollectiveLayer::new`].
-    /// - bool is averaged.
-    /// - A tensor that this network does not have.
-    pub fn add_dist_collective(
-        &mut self,
-        input: TensorId,
-        operation: CollectiveOperation,
-        reduce_op: Option<ReduceOperation>,
-        root: i64,
-        groups: &[i64],
-    ) -> Result<LayerId> {
-        let layer = DistCollectiveLayer::new(operation, reduce_op, root, groups)?;
-        self.add_collective_layer(layer, input)
-    }
-
-    fn add_collective_layer(&mut self, mut layer: DistCollectiveLayer, input: TensorId) -> Result<LayerId> {
-        let data_type = self.input_type(input)?;
-        if layer.name().is_empty() {
-            layer.set_name(self.default_name(layer.collective_operation().name()));
-        }
-        layer.check_arguments().map_err(|e| e.about(|| layer.subject()))?;
-        layer.check_type(data_type)?;
-        Ok(self.add_layer(LayerBody::DistCollective(layer), &[input], &[data_type]))
-    }
-
-    /// Adds a [`Shuffle`] layer: transpose, reshape, transpose.
-    ///
-    /// # Errors
-    ///
-    /// - A tensor that this network does not have.
-    /// - A transpose that is not a permutation, or a reshape with more than one -1.
-    pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
-        self.add_typed("shuffle", &[input], |info| LayerBody::Shuffle(ShuffleLayer { info, shuffle }))
-    }
-
-    /// Adds a Cast layer, which converts every element to `to`:
-    /// - to a float, rounding to nearest even; to float8, saturating too;
-    /// - from a float to an integer, truncating and saturating, and NaN to 0;
-    /// - to a narrower integer, wrapping;
-    /// - to bool, whether it is not zero.
-    ///
-    /// # Errors
-    ///
-    /// A tensor that this network does not have.
-    pub fn add_cast(&mut self, input: TensorId, to: DataType) -> Result<TensorId> {
-        self.add_typed("cast", &[input], |info| LayerBody::Cast(CastLayer { info, to }))
-    }
-
-    /// Adds a constant with a copy of `elements`.
-    ///
-    /// # Errors
-    ///
-    /// Dimensions whose product is not the number of elements.
-    pub fn add_constant<T: Element>(
-        &mut self,
-        elements: &[T],
-        dims: impl TryInto<Dims, Error: Into<Error>>,
-    ) -> Result<TensorId> {
-        self.add_constant_buffer(Buffer::from_slice(elements, dims)?)
-    }
-
-    /// Adds a constant that a buffer holds.
-    ///
-    /// # Errors
-    ///
-    /// None so far.
-    pub fn add_constant_buffer(&mut self, buffer: Buffer) -> Result<TensorId> {
-        let data_type = buffer.data_type();
-        let info = Info::named(self.default_name("constant"));
-        let body = LayerBody::Constant(ConstantLayer { info, value: Arc::new(buffer) });
-        let layer = self.add_layer(body, &[], &[data_type]);
-        self.output(layer)
-    }
-
-    /// Adds a layer that the user implements, and gives its first output. All outputs are
-    /// [`layer_outputs`](Self::layer_outputs) of its [`producer`](Self::producer).
-    ///
-    /// # Errors
-    ///
-    /// - A tensor that this network does not have.
-    /// - The plugin does not take the types of the inputs.
-    /// - The plugin has no outputs.
-    pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
+    /// Adds a layer, and gives its first output.
+    fn add_named_layer(&mut self, info: Info, body: LayerBody, inputs: &[TensorId]) -> Result<TensorId> {
         let types: Vec<DataType> = inputs.iter().map(|&t| self.input_type(t)).collect::<Result<_>>()?;
-        let info = Info::named(name.to_owned());
-        let body = PluginLayer { info, plugin: Arc::new(plugin) };
-        let outputs = body.output_types(&types)?;
-        let layer = self.add_layer(LayerBody::Plugin(body), inputs, &outputs);
-        self.output(layer)
-    }
-
-    /// Adds a layer with one output, whose type follows from those of the inputs.
-    fn add_typed(&mut self, kind: &str, inputs: &[TensorId], body: impl FnOnce(Info) -> LayerBody) -> Result<TensorId> {
-        let types: Vec<DataType> = inputs.iter().map(|&t| self.input_type(t)).collect::<Result<_>>()?;
-        let body = body(Info::named(self.default_name(kind)));
-        let outputs = body.check().and_then(|()| body.output_types(&types)).map_err(|e| e.about(|| body.subject()))?;
-        let layer = self.add_layer(body, inputs, &outputs);
-        self.output(layer)
-    }
-
-    fn add_layer(&mut self, body: LayerBody, inputs: &[TensorId], output_types: &[DataType]) -> LayerId {
+        let mut layer = Layer { info, inputs: inputs.to_vec(), outputs: Vec::new(), body };
+        let op = layer.body.op();
+        let types = op.check().and_then(|()| op.output_types(&types)).map_err(|e| e.about(|| layer.subject()))?;
         let id = LayerId::new(self.number, self.layers.len());
-        let name = body.name().to_owned();
-        let outputs = output_types
-            .iter()
-            .enumerate()
-            .map(|(port, &data_type)| {
-                let source = Source::Layer { layer: id, port: port as u32 };
-                self.add_tensor(format!("{name}.output{port}"), data_type, source)
-            })
-            .collect();
-        self.layers.push(Layer { inputs: inputs.to_vec(), outputs, body });
+        for (port, data_type) in types.into_iter().enumerate() {
+            let source = Source::Layer { layer: id, port: port as u32 };
+            layer.outputs.push(self.add_tensor(format!("{}.output{port}", layer.name()), data_type, source));
+        }
+        self.layers.push(layer);
         self.note_name(id);
-        id
+        self.output(id)
     }
 
     /// A name that no layer has.

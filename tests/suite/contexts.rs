@@ -275,7 +275,7 @@ fn every_byte_of_a_plan_counts() {
     newer[8] = 6;
     assert_eq!(
         message(&newer),
-        "the plan has format 6, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 5"
+        "the plan has format 7, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 6"
     );
     let mut altered = plan.clone();
     *altered.last_mut().expect("bytes") ^= 1;

@@ -105,7 +105,7 @@ fn a_layer_changed_into_another_kind_is_found() {
     let body = network.layer_of_mut(y).expect("a layer").body().clone();
     *network.layer_of_mut(k).expect("a layer").body_mut() = body;
     let error = Builder::new().build(&network).expect_err("a cast without input");
-    assert_eq!(error.to_string(), "layer \"cast_0\" (cast): its kind does not have 0 inputs and 1 output");
+    assert_eq!(error.to_string(), "layer \"constant_1\" (cast): its kind does not have 0 inputs and 1 output");
 }
 
 #[test]

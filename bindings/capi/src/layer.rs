@@ -1,6 +1,6 @@
 //! `dcl_layer_*`, `dcl_shuffle_*`, `dcl_cast_*` and `dcl_constant_*`: the attributes of layers.
 
-use dcl::network::{LayerBody, Shuffle};
+use dcl::network::{Layer, LayerBody, Shuffle};
 use dcl::tensor::MAX_DIMS;
 use dcl::{Buffer, DistCollectiveLayer};
 
@@ -25,32 +25,32 @@ impl CLayer {
     fn read_shuffle<R>(&self, act: impl FnOnce(&Shuffle) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Shuffle(shuffle) => act(shuffle.shuffle()),
-            body => Err(is_not(body, "a Shuffle layer")),
+            _ => Err(is_not(layer, "a Shuffle layer")),
         })
     }
 
     /// Changes an attribute of a Shuffle layer.
     fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
         self.change(|layer| match layer.body_mut() {
-            LayerBody::Shuffle(layer) => {
-                let mut shuffle = layer.shuffle().clone();
+            LayerBody::Shuffle(shuffle_layer) => {
+                let mut shuffle = shuffle_layer.shuffle().clone();
                 act(&mut shuffle);
-                Ok(layer.set_shuffle(shuffle)?)
+                Ok(shuffle_layer.set_shuffle(shuffle)?)
             }
-            body => Err(is_not(body, "a Shuffle layer")),
+            _ => Err(is_not(layer, "a Shuffle layer")),
         })
     }
 
     fn read_constant<R>(&self, act: impl FnOnce(&Buffer) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Constant(constant) => act(constant.value()),
-            body => Err(is_not(body, "a Constant layer")),
+            _ => Err(is_not(layer, "a Constant layer")),
         })
     }
 }
 
-pub(super) fn is_not(body: &LayerBody, kind: &str) -> CallError {
-    CallError::invalid_argument(format!("{} is not {kind}", body.subject()))
+pub(super) fn is_not(layer: &Layer, kind: &str) -> CallError {
+    CallError::invalid_argument(format!("{} is not {kind}", layer.subject()))
 }
 
 #[unsafe(no_mangle)]
@@ -292,7 +292,7 @@ extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: OutPointer<i3
         let (layer, to_type) = (layer.get()?, to_type.check("to_type")?);
         to_type.set(layer.read(|layer| match layer.body() {
             LayerBody::Cast(cast) => Ok(cast.to().number()),
-            body => Err(is_not(body, "a Cast layer")),
+            _ => Err(is_not(layer, "a Cast layer")),
         })?);
         Ok(())
     })
@@ -307,7 +307,7 @@ extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Statu
                 cast.set_to(to_type);
                 Ok(())
             }
-            body => Err(is_not(body, "a Cast layer")),
+            _ => Err(is_not(layer, "a Cast layer")),
         })
     })
 }
@@ -360,7 +360,7 @@ extern "C" fn dcl_constant_set_weights(
                 constant.set_value(value);
                 Ok(())
             }
-            body => Err(is_not(body, "a Constant layer")),
+            _ => Err(is_not(layer, "a Constant layer")),
         })
     })
 }

@@ -18,28 +18,28 @@ impl CLayer {
     fn read_elementwise<R>(&self, act: impl FnOnce(&ElementWiseLayer) -> R) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::ElementWise(layer) => Ok(act(layer)),
-            body => Err(is_not(body, "an ElementWise layer")),
+            _ => Err(is_not(layer, "an ElementWise layer")),
         })
     }
 
     fn read_concatenation<R>(&self, act: impl FnOnce(&ConcatenationLayer) -> R) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Concatenation(layer) => Ok(act(layer)),
-            body => Err(is_not(body, "a Concatenation layer")),
+            _ => Err(is_not(layer, "a Concatenation layer")),
         })
     }
 
     fn read_slice<R>(&self, act: impl FnOnce(&SliceLayer) -> R) -> Result<R> {
         self.read(|layer| match layer.body() {
             LayerBody::Slice(layer) => Ok(act(layer)),
-            body => Err(is_not(body, "a Slice layer")),
+            _ => Err(is_not(layer, "a Slice layer")),
         })
     }
 
     fn change_slice(&self, act: impl FnOnce(&mut SliceLayer) -> dcl::Result<()>) -> Result<()> {
         self.change(|layer| match layer.body_mut() {
             LayerBody::Slice(layer) => Ok(act(layer)?),
-            body => Err(is_not(body, "a Slice layer")),
+            _ => Err(is_not(layer, "a Slice layer")),
         })
     }
 }
@@ -137,7 +137,7 @@ extern "C" fn dcl_elementwise_set_operation(layer: Handle<CLayer>, operation: i3
                 layer.set_operation(operation);
                 Ok(())
             }
-            body => Err(is_not(body, "an ElementWise layer")),
+            _ => Err(is_not(layer, "an ElementWise layer")),
         })
     })
 }
@@ -157,7 +157,7 @@ extern "C" fn dcl_concatenation_set_axis(layer: Handle<CLayer>, axis: i32) -> St
         let (layer, axis) = (layer.get()?, self::axis(axis)?);
         layer.change(|layer| match layer.body_mut() {
             LayerBody::Concatenation(layer) => Ok(layer.set_axis(axis)?),
-            body => Err(is_not(body, "a Concatenation layer")),
+            _ => Err(is_not(layer, "a Concatenation layer")),
         })
     })
 }

@@ -26,8 +26,8 @@ fn dims_of(permutation: Option<&[u8]>) -> Option<Vec<i64>> {
 }
 
 /// The error of a layer that is of another kind than the caller says.
-fn other_kind<R>(body: &LayerBody) -> Result<R, Error> {
-    Err(Error::new(ErrorKind::InvalidArgument, format!("{} is of another kind", body.subject())))
+fn other_kind<R>(layer: &network::Layer) -> Result<R, Error> {
+    Err(Error::new(ErrorKind::InvalidArgument, format!("{} is of another kind", layer.subject())))
 }
 
 impl Layer {
@@ -139,7 +139,7 @@ impl Layer {
                 let reshape = shuffle.reshape_dims().map(<[i64]>::to_vec);
                 Ok((dims_of(shuffle.first_transpose()), reshape, dims_of(shuffle.second_transpose())))
             }
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
@@ -153,14 +153,14 @@ impl Layer {
                 shuffle.set_second_transpose(permutation(second));
                 layer.set_shuffle(shuffle)
             }
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
     fn cast_type(&self, py: Python<'_>) -> PyResult<i32> {
         self.read(py, |layer| match layer.body() {
             LayerBody::Cast(layer) => Ok(layer.to().number()),
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
@@ -171,14 +171,14 @@ impl Layer {
                 layer.set_to(to);
                 Ok(())
             }
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
     fn elementwise_operation(&self, py: Python<'_>) -> PyResult<i32> {
         self.read(py, |layer| match layer.body() {
             LayerBody::ElementWise(layer) => Ok(layer.operation().number()),
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
@@ -188,21 +188,21 @@ impl Layer {
                 layer.set_operation(ElementWiseOperation::from_number(operation)?);
                 Ok(())
             }
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
     fn axis(&self, py: Python<'_>) -> PyResult<usize> {
         self.read(py, |layer| match layer.body() {
             LayerBody::Concatenation(layer) => Ok(layer.axis()),
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
     fn set_axis(&self, py: Python<'_>, axis: usize) -> PyResult<()> {
         self.change(py, |layer| match layer.body_mut() {
             LayerBody::Concatenation(layer) => layer.set_axis(axis),
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
@@ -210,7 +210,7 @@ impl Layer {
     fn slice(&self, py: Python<'_>) -> PyResult<[Vec<i64>; 3]> {
         self.read(py, |layer| match layer.body() {
             LayerBody::Slice(layer) => Ok([layer.start(), layer.size(), layer.stride()].map(<[i64]>::to_vec)),
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 
@@ -222,7 +222,7 @@ impl Layer {
                 layer.set_size(&size)?;
                 layer.set_stride(&stride)
             }
-            other => other_kind(other),
+            _ => other_kind(layer),
         })
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{Inspection, TensorInspection};
-use crate::engine::IoMode;
+use super::Inspection;
+use crate::engine::{EngineInner, IoMode};
+use crate::network::TensorId;
 use crate::util::text::clipped;
 
 impl Inspection {
@@ -23,35 +24,38 @@ impl Inspection {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     pub fn to_dot(&self) -> String {
-        let mut dot = format!("digraph \"engine {}\" {{\n  node [shape=box];\n", self.fingerprint);
+        let EngineInner { network, analysis, io, fingerprint, .. } = &*self.0.inner;
+        let mut dot = format!("digraph \"engine {fingerprint}\" {{\n  node [shape=box];\n");
         // The node from which each tensor comes.
-        let mut sources = vec![String::new(); self.tensors.len()];
-        let io = |mode| self.io.iter().filter(move |io| io.mode == mode).map(|io| (io.tensor.index(), &io.name));
-        for (number, name) in io(IoMode::Input) {
+        let mut sources = vec![String::new(); network.tensors.len()];
+        for input in io.iter().filter(|io| io.mode == IoMode::Input) {
+            let number = input.tensor.index();
             sources[number] = format!("input{number}");
-            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", quoted(name)));
+            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", quoted(&input.name)));
         }
-        for layer in &self.layers {
-            let node = format!("layer{}", layer.step);
-            let (name, kind) = (&layer.name, &layer.kind);
-            let (label, color) = match (&layer.collective, &layer.attributes) {
-                (Some(collective), _) => {
-                    (format!("{name}\n{kind} {collective}"), ", style=filled, fillcolor=lightgrey")
-                }
-                (None, Some(attributes)) => (format!("{name}\n{kind} {attributes}"), ""),
-                (None, None) => (format!("{name}\n{kind}"), ""),
-            };
-            line(&mut dot, &format!("{node} [label={}{color}]", quoted(&label)));
-            layer.output_indices.iter().for_each(|&tensor| sources[tensor].clone_from(&node));
+        for (step, id) in analysis.schedule.iter().enumerate() {
+            let layer = &network.layers[id.index()];
+            let text = layer.body.op().attributes().text;
+            let label = quoted(format!("{}\n{} {text}", layer.name(), layer.kind()).trim_end());
+            let color = layer.collective().map_or("", |_| ", style=filled, fillcolor=lightgrey");
+            line(&mut dot, &format!("layer{step} [label={label}{color}]"));
+            layer.outputs.iter().for_each(|output| sources[output.index()] = format!("layer{step}"));
         }
-        for layer in &self.layers {
-            for &tensor in &layer.input_indices {
-                edge(&mut dot, &sources[tensor], &format!("layer{}", layer.step), &self.tensors[tensor]);
-            }
+        let edge = |dot: &mut String, tensor: TensorId, to: &str| {
+            let (name, data_type) = (&network.tensors[tensor.index()].name, analysis.types[tensor.index()]);
+            let dims = analysis.extents[tensor.index()].dims();
+            let label = quoted(&format!("{}\n{data_type} {dims}", clipped(name)));
+            let style = if self.may_be_unwritten(tensor) { ", style=dashed" } else { "" };
+            line(dot, &format!("{} -> {to} [label={label}{style}]", sources[tensor.index()]));
+        };
+        for (step, id) in analysis.schedule.iter().enumerate() {
+            let layer = &network.layers[id.index()];
+            layer.inputs.iter().for_each(|&input| edge(&mut dot, input, &format!("layer{step}")));
         }
-        for (number, name) in io(IoMode::Output) {
-            line(&mut dot, &format!("output{number} [shape=ellipse, label={}]", quoted(name)));
-            edge(&mut dot, &sources[number], &format!("output{number}"), &self.tensors[number]);
+        for output in io.iter().filter(|io| io.mode == IoMode::Output) {
+            let node = format!("output{}", output.tensor.index());
+            line(&mut dot, &format!("{node} [shape=ellipse, label={}]", quoted(&output.name)));
+            edge(&mut dot, output.tensor, &node);
         }
         dot.push_str("}\n");
         dot
@@ -61,12 +65,6 @@ impl Inspection {
 fn line(dot: &mut String, statement: &str) {
     // Writing into a text does not fail.
     let _ = writeln!(dot, "  {statement};");
-}
-
-fn edge(dot: &mut String, from: &str, to: &str, tensor: &TensorInspection) {
-    let label = quoted(&format!("{}\n{} {}", clipped(&tensor.name), tensor.data_type, tensor.dims));
-    let style = if tensor.may_be_unwritten { ", style=dashed" } else { "" };
-    line(dot, &format!("{from} -> {to} [label={label}{style}]"));
 }
 
 /// A text as a quoted label.

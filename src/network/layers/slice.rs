@@ -1,38 +1,27 @@
 //! The Slice layer: TensorRT's `ISliceLayer`.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::layer::Info;
-use super::{LayerBody, Network, TensorId};
+use super::{Attributes, LayerBody, LayerOp, LayerRun};
+use crate::cuda::Kernel;
+use crate::data_type::DataType;
 use crate::error::{Result, bail};
+use crate::layout::Layout;
+use crate::network::{Network, TensorId};
 use crate::shape::{Dims, MAX_DIMS, Shape};
 
-/// Which elements of a tensor a Slice layer takes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slice {
-    pub(crate) start: Vec<i64>,
-    pub(crate) size: Vec<i64>,
-    pub(crate) stride: Vec<i64>,
-}
-
 /// See [`Network::add_slice`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SliceLayer {
-    pub(crate) info: Info,
-    pub(crate) slice: Slice,
+    start: Vec<i64>,
+    size: Vec<i64>,
+    stride: Vec<i64>,
 }
 
-impl Slice {
-    /// Checks what needs no input.
-    pub(crate) fn check(&self) -> Result<()> {
-        check_start(&self.start)?;
-        check_size(&self.size)?;
-        check_dim_count("stride", &self.stride)?;
-        self.check_dim_counts()
-    }
-
+impl SliceLayer {
     fn check_dim_counts(&self) -> Result<()> {
-        let Slice { start, size, stride } = self;
+        let SliceLayer { start, size, stride } = self;
         if start.len() != size.len() || size.len() != stride.len() {
             bail!(
                 InvalidArgument,
@@ -43,9 +32,8 @@ impl Slice {
         Ok(())
     }
 
-    /// The output's shape.
-    pub(crate) fn output_shape(&self, input: &Shape) -> Result<Shape> {
-        let Slice { start, size, stride } = self;
+    fn output_shape(&self, input: &Shape) -> Result<Shape> {
+        let SliceLayer { start, size, stride } = self;
         self.check_dim_counts()?;
         if size.len() != input.dim_count() {
             bail!(InvalidShape, "start, size and stride have {} numbers, and the input is {input}", size.len());
@@ -100,17 +88,17 @@ fn check_size(size: &[i64]) -> Result<()> {
 impl SliceLayer {
     /// The index of the first element that the layer takes, in each dimension.
     pub fn start(&self) -> &[i64] {
-        &self.slice.start
+        &self.start
     }
 
     /// The dimensions of the output.
     pub fn size(&self) -> &[i64] {
-        &self.slice.size
+        &self.size
     }
 
     /// The distance between elements that the layer takes, in each dimension.
     pub fn stride(&self) -> &[i64] {
-        &self.slice.stride
+        &self.stride
     }
 
     /// Sets the start. Whether it fits size and stride, and the input, is checked at build.
@@ -120,7 +108,7 @@ impl SliceLayer {
     /// More than [`MAX_DIMS`] numbers, or one below 0.
     pub fn set_start(&mut self, start: &[i64]) -> Result<()> {
         check_start(start)?;
-        self.slice.start = start.to_vec();
+        self.start = start.to_vec();
         Ok(())
     }
 
@@ -131,7 +119,7 @@ impl SliceLayer {
     /// More than [`MAX_DIMS`] numbers, or one below 0.
     pub fn set_size(&mut self, size: &[i64]) -> Result<()> {
         check_size(size)?;
-        self.slice.size = size.to_vec();
+        self.size = size.to_vec();
         Ok(())
     }
 
@@ -142,17 +130,53 @@ impl SliceLayer {
     /// More than [`MAX_DIMS`] numbers.
     pub fn set_stride(&mut self, stride: &[i64]) -> Result<()> {
         check_dim_count("stride", stride)?;
-        self.slice.stride = stride.to_vec();
+        self.stride = stride.to_vec();
         Ok(())
     }
 }
 
-impl SliceLayer {
-    /// The largest index that it takes in any dimension.
-    pub(crate) fn largest_index(&self) -> Option<i64> {
-        let Slice { start, size, stride } = &self.slice;
+impl LayerOp for SliceLayer {
+    fn kind(&self) -> &str {
+        "slice"
+    }
+
+    fn check(&self) -> Result<()> {
+        check_start(&self.start)?;
+        check_size(&self.size)?;
+        check_dim_count("stride", &self.stride)?;
+        self.check_dim_counts()
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.output_shape(&inputs[0]).map(|shape| vec![shape])
+    }
+
+    fn largest_index(&self) -> Option<i64> {
+        let SliceLayer { start, size, stride } = self;
         let ends = start.iter().zip(size).zip(stride).filter(|((_, size), _)| **size > 0);
         ends.map(|((start, size), stride)| start.saturating_add((size - 1).saturating_mul(*stride).max(0))).max()
+    }
+
+    fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
+        Ok(Kernel::of_gather(inputs[0].byte_len()).collect())
+    }
+
+    fn attributes(&self) -> Attributes {
+        let SliceLayer { start, size, stride } = self;
+        let text = format!("from {start:?}, size {size:?}, stride {stride:?}");
+        Attributes::new([("start", json!(start)), ("size", json!(size)), ("stride", json!(stride))], text)
+    }
+
+    unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
+        let (input, output) = (run.input(0), run.output());
+        if output.byte_len == 0 {
+            return Ok(());
+        }
+        let shape = input.shape.unwrap_or_default();
+        let (layout, first) = Layout::sliced(&shape, &self.start, &self.size, &self.stride);
+        let bytes = input.data_type.byte_len();
+        // SAFETY: the caller's promise; the slice is inside the input.
+        unsafe { run.executor.gather(&layout, input.address.add(first * bytes), output.address, bytes) }
     }
 }
 
@@ -187,7 +211,7 @@ impl Network {
     /// - `start`, `size` and `stride` of different lengths, or longer than [`MAX_DIMS`].
     /// - A start or a size below 0.
     pub fn add_slice(&mut self, input: TensorId, start: &[i64], size: &[i64], stride: &[i64]) -> Result<TensorId> {
-        let slice = Slice { start: start.to_vec(), size: size.to_vec(), stride: stride.to_vec() };
-        self.add_typed("slice", &[input], |info| LayerBody::Slice(SliceLayer { info, slice }))
+        let layer = SliceLayer { start: start.to_vec(), size: size.to_vec(), stride: stride.to_vec() };
+        self.add_layer(LayerBody::Slice(layer), &[input])
     }
 }

@@ -1,17 +1,20 @@
 //! The ElementWise layer: TensorRT's `IElementWiseLayer`.
 
-use super::layer::Info;
-use super::{LayerBody, Network, TensorId};
+use serde::{Deserialize, Serialize};
+
+use super::{Attributes, LayerBody, LayerOp, LayerRun, one_type};
+use crate::cuda::Kernel;
 use crate::data_type::DataType;
 use crate::element::ElementWiseOperation;
 use crate::error::{Result, bail};
+use crate::layout::Layout;
+use crate::network::{Network, TensorId};
 use crate::shape::{MAX_DIMS, Shape};
 
 /// See [`Network::add_elementwise`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ElementWiseLayer {
-    pub(crate) info: Info,
-    pub(crate) operation: ElementWiseOperation,
+    operation: ElementWiseOperation,
 }
 
 impl ElementWiseLayer {
@@ -25,30 +28,52 @@ impl ElementWiseLayer {
     pub fn set_operation(&mut self, operation: ElementWiseOperation) {
         self.operation = operation;
     }
+}
 
-    pub(super) fn output_type(&self, inputs: &[DataType]) -> Result<DataType> {
+impl LayerOp for ElementWiseLayer {
+    fn kind(&self) -> &str {
+        "elementwise"
+    }
+
+    fn has_arity(&self, inputs: usize, outputs: usize) -> bool {
+        (inputs, outputs) == (2, 1)
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
         let data_type = one_type(inputs)?;
         if !self.operation.applies_to(data_type) {
             bail!(InvalidArgument, "bool has no {}; add_cast converts it to a number", self.operation);
         }
-        Ok(data_type)
+        Ok(vec![data_type])
     }
-}
 
-/// The type that all inputs have.
-pub(super) fn one_type(inputs: &[DataType]) -> Result<DataType> {
-    let first = inputs[0];
-    if let Some((number, other)) = inputs.iter().enumerate().find(|(_, other)| **other != first) {
-        bail!(
-            InvalidArgument,
-            "input 0 is {first} and input {number} is {other}; inputs have one type, and add_cast converts to it"
-        );
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        broadcast(&inputs[0], &inputs[1]).map(|shape| vec![shape])
     }
-    Ok(first)
+
+    fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
+        Ok(Kernel::of_element_wise(self.operation, inputs[0]).into_iter().collect())
+    }
+
+    fn attributes(&self) -> Attributes {
+        let name = self.operation.name();
+        Attributes::new([("operation", name.into())], name.to_owned())
+    }
+
+    unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
+        let (a, b, output) = (run.input(0), run.input(1), run.output());
+        if output.byte_len == 0 {
+            return Ok(());
+        }
+        let layout = Layout::broadcast(&a.shape.unwrap_or_default(), &b.shape.unwrap_or_default());
+        let inputs = [a, b].map(|input| input.address.cast_const());
+        // SAFETY: the caller's promise.
+        unsafe { run.executor.element_wise(self.operation, a.data_type, &layout, inputs, output.address) }
+    }
 }
 
 /// The shape to which both inputs are broadcast.
-pub(crate) fn broadcast(a: &Shape, b: &Shape) -> Result<Shape> {
+fn broadcast(a: &Shape, b: &Shape) -> Result<Shape> {
     let rank = a.dim_count();
     if b.dim_count() != rank {
         bail!(
@@ -110,6 +135,6 @@ impl Network {
     /// - Inputs of two types.
     /// - A difference or a quotient of bool.
     pub fn add_elementwise(&mut self, a: TensorId, b: TensorId, operation: ElementWiseOperation) -> Result<TensorId> {
-        self.add_typed("elementwise", &[a, b], |info| LayerBody::ElementWise(ElementWiseLayer { info, operation }))
+        self.add_layer(LayerBody::ElementWise(ElementWiseLayer { operation }), &[a, b])
     }
 }

@@ -1,17 +1,18 @@
 //! The Concatenation layer: TensorRT's `IConcatenationLayer`.
 
-use super::elementwise::one_type;
-use super::layer::Info;
-use super::{LayerBody, Network, TensorId};
+use serde::{Deserialize, Serialize};
+
+use super::{Attributes, LayerBody, LayerOp, LayerRun, one_type};
+use crate::cuda::Kernel;
 use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
+use crate::network::{Network, TensorId};
 use crate::shape::{MAX_DIMS, Shape};
 
 /// See [`Network::add_concatenation`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ConcatenationLayer {
-    pub(crate) info: Info,
-    pub(crate) axis: usize,
+    axis: usize,
 }
 
 impl ConcatenationLayer {
@@ -32,20 +33,15 @@ impl ConcatenationLayer {
         Ok(())
     }
 
-    pub(super) fn output_type(&self, inputs: &[DataType]) -> Result<DataType> {
-        one_type(inputs)
-    }
-
-    /// The output's shape.
-    pub(crate) fn output_shape(&self, mut inputs: impl Iterator<Item = Shape>) -> Result<Shape> {
-        let (axis, first) = (self.axis, inputs.next().unwrap_or_default());
+    fn output_shape(&self, inputs: &[Shape]) -> Result<Shape> {
+        let (axis, first) = (self.axis, inputs[0]);
         let rank = first.dim_count();
         if axis >= rank {
             bail!(InvalidShape, "the axis is {axis}, and input 0 is {first}, which has no dimension {axis}");
         }
         let mut dims = [0; MAX_DIMS];
         dims[..rank].copy_from_slice(first.as_slice());
-        for (number, input) in (1..).zip(inputs) {
+        for (number, input) in inputs.iter().enumerate().skip(1) {
             if input.dim_count() != rank {
                 bail!(
                     InvalidShape,
@@ -71,8 +67,56 @@ impl ConcatenationLayer {
     }
 }
 
+impl LayerOp for ConcatenationLayer {
+    fn kind(&self) -> &str {
+        "concatenation"
+    }
+
+    fn has_arity(&self, inputs: usize, outputs: usize) -> bool {
+        inputs > 0 && outputs == 1
+    }
+
+    fn check(&self) -> Result<()> {
+        check_axis(self.axis)
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        one_type(inputs).map(|data_type| vec![data_type])
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.output_shape(inputs).map(|shape| vec![shape])
+    }
+
+    fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
+        Ok(Kernel::of_copy_rows(inputs[0].byte_len()).collect())
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::new([("axis", self.axis.into())], format!("along dimension {}", self.axis))
+    }
+
+    /// The elements of one input are rows of the output.
+    unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
+        let output = run.output();
+        if output.byte_len == 0 {
+            return Ok(());
+        }
+        let row_count: usize = output.shape.unwrap_or_default().as_slice()[..self.axis].iter().product();
+        let mut offset = 0;
+        for input in (0..run.layer.inputs.len()).map(|index| run.input(index)) {
+            let row_bytes = input.byte_len / row_count;
+            let (target, pitch_bytes) = (output.address.wrapping_add(offset), output.byte_len / row_count);
+            // SAFETY: the caller's promise; the rows of all inputs fill the output.
+            unsafe { run.executor.copy_rows(input.address, target, row_count, row_bytes, pitch_bytes)? };
+            offset += row_bytes;
+        }
+        Ok(())
+    }
+}
+
 /// Checks what needs no input.
-pub(super) fn check_axis(axis: usize) -> Result<()> {
+fn check_axis(axis: usize) -> Result<()> {
     if axis >= MAX_DIMS {
         bail!(InvalidArgument, "the axis is {axis}; a tensor has at most {MAX_DIMS} dimensions, from 0 on");
     }
@@ -107,6 +151,6 @@ impl Network {
         if inputs.is_empty() {
             bail!(InvalidArgument, "a Concatenation layer has at least one input, and none is given");
         }
-        self.add_typed("concatenation", inputs, |info| LayerBody::Concatenation(ConcatenationLayer { info, axis }))
+        self.add_layer(LayerBody::Concatenation(ConcatenationLayer { axis }), inputs)
     }
 }

@@ -1,8 +1,13 @@
-//! What a Shuffle layer does: TensorRT's `IShuffleLayer`.
+//! The Shuffle layer: TensorRT's `IShuffleLayer`.
 
 use serde::{Deserialize, Serialize};
 
+use super::{LayerBody, LayerOp, LayerRun};
+use crate::cuda::Kernel;
+use crate::data_type::DataType;
 use crate::error::{Result, bail};
+use crate::layout::Layout;
+use crate::network::{Network, TensorId};
 use crate::shape::{Dims, MAX_DIMS, Shape};
 
 /// A transpose, a reshape and a second transpose. Each is optional.
@@ -83,8 +88,7 @@ impl Shuffle {
         self.second = permutation;
     }
 
-    /// Checks the rules that need no input.
-    pub(crate) fn check(&self) -> Result<()> {
+    fn check(&self) -> Result<()> {
         for permutation in [&self.first, &self.second].into_iter().flatten() {
             let len = permutation.len();
             if !(0..len).all(|d| permutation.contains(&(d as u8))) || len > MAX_DIMS {
@@ -101,7 +105,7 @@ impl Shuffle {
     }
 
     /// The steps for an input of this shape.
-    pub(crate) fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
+    fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
         let transposed = permuted(input, self.first.as_deref())?;
         let reshaped = match &self.reshape {
             None => transposed,
@@ -110,50 +114,34 @@ impl Shuffle {
         let output = permuted(&reshaped, self.second.as_deref())?;
         Ok(ShuffleSteps {
             first: moving(self.first.as_deref(), input),
-            reshaped,
             second: moving(self.second.as_deref(), &reshaped),
             output,
         })
     }
 
-    /// Whether the layer moves no element of an input of any shape.
-    pub(crate) fn only_reshapes(&self) -> bool {
-        [&self.first, &self.second]
-            .into_iter()
-            .flatten()
-            .all(|p| p.iter().enumerate().all(|(i, &d)| i == usize::from(d)))
-    }
-
-    /// Whether both transposes may move elements. The result of the first then needs memory.
-    pub(crate) fn transposes_twice(&self) -> bool {
+    /// Whether each transpose moves dimensions.
+    fn transposes(&self) -> [bool; 2] {
         let moves =
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
-        moves(&self.first) && moves(&self.second)
+        [moves(&self.first), moves(&self.second)]
     }
 }
 
 /// A Shuffle for one shape.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ShuffleSteps {
+struct ShuffleSteps {
     /// The first transpose, if it moves elements.
-    pub(crate) first: Option<[u8; MAX_DIMS]>,
-    /// The shape between the transposes.
-    pub(crate) reshaped: Shape,
+    first: Option<Layout<1>>,
     /// The second transpose, if it moves elements.
-    pub(crate) second: Option<[u8; MAX_DIMS]>,
-    pub(crate) output: Shape,
+    second: Option<Layout<1>>,
+    output: Shape,
 }
 
-/// The permutation, unless the elements keep their order: moving a dimension of 1 moves none.
-fn moving(permutation: Option<&[u8]>, shape: &Shape) -> Option<[u8; MAX_DIMS]> {
+/// The transpose of a shape, unless the elements keep their order: moving a dimension of 1 moves
+/// none.
+fn moving(permutation: Option<&[u8]>, shape: &Shape) -> Option<Layout<1>> {
     let permutation = permutation?;
     let wide = permutation.iter().filter(|&&d| shape.as_slice()[usize::from(d)] != 1);
-    if wide.is_sorted() {
-        return None;
-    }
-    let mut padded = [0; MAX_DIMS];
-    padded[..permutation.len()].copy_from_slice(permutation);
-    Some(padded)
+    (!wide.is_sorted()).then(|| Layout::transposed(shape, permutation))
 }
 
 fn permuted(shape: &Shape, permutation: Option<&[u8]>) -> Result<Shape> {
@@ -173,10 +161,11 @@ fn permuted(shape: &Shape, permutation: Option<&[u8]>) -> Result<Shape> {
 }
 
 fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
-    let mut known = Vec::with_capacity(dims.len());
+    let mut known = [0; MAX_DIMS];
+    let known = &mut known[..dims.len()];
     let mut inferred = None;
     for (i, &d) in dims.iter().enumerate() {
-        known.push(match d {
+        known[i] = match d {
             -1 => {
                 inferred = Some(i);
                 1
@@ -186,11 +175,11 @@ fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
                 None => bail!(InvalidShape, "reshape {dims:?} copies dimension {i}, and the tensor is {shape}"),
             },
             d => d as usize,
-        });
+        };
     }
     let count = shape.element_count();
     if let Some(i) = inferred {
-        let others = Shape::new(&known)?.element_count();
+        let others = Shape::new(known)?.element_count();
         if others == 0 {
             bail!(
                 InvalidShape,
@@ -202,9 +191,94 @@ fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
         }
         known[i] = count / others;
     }
-    let output = Shape::new(&known)?;
+    let output = Shape::new(known)?;
     if output.element_count() != count {
         bail!(InvalidShape, "reshape {dims:?} gives {} elements, and {shape} has {count}", output.element_count());
     }
     Ok(output)
+}
+
+/// See [`Shuffle`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShuffleLayer {
+    shuffle: Shuffle,
+}
+
+impl ShuffleLayer {
+    /// What the layer does.
+    pub fn shuffle(&self) -> &Shuffle {
+        &self.shuffle
+    }
+
+    /// Sets what the layer does.
+    ///
+    /// # Errors
+    ///
+    /// A transpose that is not a permutation; a reshape with more than one -1.
+    pub fn set_shuffle(&mut self, shuffle: Shuffle) -> Result<()> {
+        shuffle.check()?;
+        self.shuffle = shuffle;
+        Ok(())
+    }
+}
+
+impl LayerOp for ShuffleLayer {
+    fn kind(&self) -> &str {
+        "shuffle"
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shuffle.check()
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.shuffle.steps(&inputs[0]).map(|steps| vec![steps.output])
+    }
+
+    fn works_in_place(&self, _input: DataType) -> bool {
+        self.shuffle.transposes() == [false; 2]
+    }
+
+    fn needs_scratch(&self) -> bool {
+        self.shuffle.transposes() == [true; 2]
+    }
+
+    fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
+        let moves = self.shuffle.transposes() != [false; 2];
+        Ok(Kernel::of_gather(inputs[0].byte_len()).filter(|_| moves).collect())
+    }
+
+    unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
+        let (input, output, executor) = (run.input(0), run.output(), run.executor);
+        let bytes = input.data_type.byte_len();
+        if input.byte_len == 0 {
+            return Ok(());
+        }
+        let ShuffleSteps { first, second, .. } = self.shuffle.steps(&input.shape.unwrap_or_default())?;
+        // SAFETY: the caller's promise; for a mere reshape input and output may be the same.
+        unsafe {
+            match (first, second, run.scratch) {
+                (Some(first), Some(second), Some(scratch)) => {
+                    executor.gather(&first, input.address, scratch, bytes)?;
+                    executor.gather(&second, scratch, output.address, bytes)
+                }
+                (Some(only), _, _) | (None, Some(only), _) => {
+                    executor.gather(&only, input.address, output.address, bytes)
+                }
+                (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, run.deadline),
+            }
+        }
+    }
+}
+
+impl Network {
+    /// Adds a [`Shuffle`] layer: transpose, reshape, transpose.
+    ///
+    /// # Errors
+    ///
+    /// - A tensor that this network does not have.
+    /// - A transpose that is not a permutation, or a reshape with more than one -1.
+    pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
+        self.add_layer(LayerBody::Shuffle(ShuffleLayer { shuffle }), &[input])
+    }
 }

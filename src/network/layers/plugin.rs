@@ -3,12 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::{LayerBody, LayerOp, LayerRun};
+use crate::cuda::{Kernel, call_out};
 use crate::data_type::DataType;
+use crate::dist_collective::Info;
 use crate::error::{Result, bail, error};
 use crate::memory::{RawTensor, TensorView, TensorViewMut};
+use crate::network::{Network, TensorId};
 use crate::shape::Shape;
+use crate::util::panic_message;
 
 /// A layer that the user implements: it infers shapes and computes, so that a model's own layers
 /// can run between collectives.
@@ -109,28 +115,21 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
 
 /// The tensors of one run of a plugin.
 pub struct PluginCall<'a> {
-    inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
-    outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
-    stream: Option<*mut c_void>,
+    /// Of [`PluginLayer::run`], which alone makes a call. Its caller promises, for as long as the
+    /// call exists or until the stream has done its work: tensors are initialized memory, aligned
+    /// to their element size; inputs are not written; outputs are used through this call only, and
+    /// overlap neither each other nor the inputs.
+    run: &'a LayerRun<'a>,
 }
 
 impl<'a> PluginCall<'a> {
-    /// # Safety
-    ///
-    /// During `'a`, or when the stream reaches the plugin's work, inputs and outputs are
-    /// initialized memory, aligned to their element size. Inputs are not written. Outputs are used
-    /// through this call only, and overlap neither each other nor the inputs.
-    pub(crate) unsafe fn new(
-        inputs: &'a dyn Fn(usize) -> Option<RawTensor>,
-        outputs: &'a dyn Fn(usize) -> Option<RawTensor>,
-        stream: Option<*mut c_void>,
-    ) -> Self {
-        PluginCall { inputs, outputs, stream }
-    }
-
     /// The CUDA stream (a `CUstream`) on which to compute. `None` on the host.
     pub fn cuda_stream(&self) -> Option<*mut c_void> {
-        self.stream
+        self.run.executor.stream().map(|stream| stream.as_ptr())
+    }
+
+    fn raw(&self, tensors: &[TensorId], index: usize) -> Option<RawTensor> {
+        tensors.get(index).map(|&tensor| (self.run.locate)(tensor))
     }
 
     /// An input.
@@ -139,8 +138,8 @@ impl<'a> PluginCall<'a> {
     ///
     /// There is no such input.
     pub fn input(&self, index: usize) -> Result<TensorView<'a>> {
-        match (self.inputs)(index) {
-            // SAFETY: the promise of `new`.
+        match self.raw(&self.run.layer.inputs, index) {
+            // SAFETY: the promise of `run`.
             Some(raw) => Ok(unsafe { TensorView::from_raw(raw) }),
             None => bail!(Plugin, "there is no input {index}"),
         }
@@ -148,8 +147,8 @@ impl<'a> PluginCall<'a> {
 
     /// All inputs.
     pub fn inputs(&self) -> impl Iterator<Item = TensorView<'a>> {
-        // SAFETY: the promise of `new`.
-        (0..).map_while(|index| (self.inputs)(index)).map(|raw| unsafe { TensorView::from_raw(raw) })
+        // SAFETY: the promise of `run`.
+        (0..).map_while(|index| self.raw(&self.run.layer.inputs, index)).map(|raw| unsafe { TensorView::from_raw(raw) })
     }
 
     /// An output. The plugin writes all of it; its contents before are not defined.
@@ -158,8 +157,8 @@ impl<'a> PluginCall<'a> {
     ///
     /// There is no such output.
     pub fn output(&mut self, index: usize) -> Result<TensorViewMut<'_>> {
-        match (self.outputs)(index) {
-            // SAFETY: the promise of `new`; `self` is borrowed mutably, so there is one view of an
+        match self.raw(&self.run.layer.outputs, index) {
+            // SAFETY: the promise of `run`; `self` is borrowed mutably, so there is one view of an
             // output at a time.
             Some(raw) => Ok(unsafe { TensorViewMut::from_raw(raw) }),
             None => bail!(Plugin, "there is no output {index}"),
@@ -168,18 +167,19 @@ impl<'a> PluginCall<'a> {
 
     /// All outputs.
     pub fn outputs(&mut self) -> impl Iterator<Item = TensorViewMut<'_>> {
-        // SAFETY: the promise of `new`: outputs are apart from each other; each index comes once.
-        (0..).map_while(|index| (self.outputs)(index)).map(|raw| unsafe { TensorViewMut::from_raw(raw) })
+        let outputs = (0..).map_while(|index| self.raw(&self.run.layer.outputs, index));
+        // SAFETY: the promise of `run`: outputs are apart from each other; each index comes once.
+        outputs.map(|raw| unsafe { TensorViewMut::from_raw(raw) })
     }
 }
 
 impl fmt::Debug for PluginCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensors = |side: &dyn Fn(usize) -> Option<RawTensor>| (0..).map_while(side).collect::<Vec<_>>();
+        let tensors = |ids: &[TensorId]| ids.iter().map(|&id| (self.run.locate)(id)).collect::<Vec<_>>();
         f.debug_struct("PluginCall")
-            .field("inputs", &tensors(self.inputs))
-            .field("outputs", &tensors(self.outputs))
-            .field("cuda_stream", &self.stream)
+            .field("inputs", &tensors(&self.run.layer.inputs))
+            .field("outputs", &tensors(&self.run.layer.outputs))
+            .field("cuda_stream", &self.cuda_stream())
             .finish()
     }
 }
@@ -270,5 +270,70 @@ impl PluginRegistry {
 impl fmt::Debug for PluginRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.creators.keys()).finish()
+    }
+}
+
+/// See [`Network::add_plugin`].
+#[derive(Clone, Debug)]
+pub struct PluginLayer {
+    pub(crate) plugin: Arc<dyn Plugin>,
+}
+
+impl PluginLayer {
+    /// The plugin.
+    pub fn plugin(&self) -> &dyn Plugin {
+        self.plugin.as_ref()
+    }
+}
+
+impl LayerOp for PluginLayer {
+    fn kind(&self) -> &str {
+        self.plugin.type_name()
+    }
+
+    fn has_arity(&self, _inputs: usize, outputs: usize) -> bool {
+        outputs > 0
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        let outputs = self.plugin.output_types(inputs)?;
+        if outputs.is_empty() {
+            bail!(InvalidArgument, "a plugin has at least one output");
+        }
+        Ok(outputs)
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        self.plugin.output_shapes(inputs)
+    }
+
+    fn kernels(&self, _inputs: &[DataType]) -> Result<Vec<Kernel>> {
+        if !self.plugin.runs_on_cuda() {
+            bail!(Unsupported, "the plugin does not say that it runs on CUDA, and the communicator is on GPUs");
+        }
+        Ok(Vec::new())
+    }
+
+    unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
+        let mut call = PluginCall { run };
+        let enqueue = || catch_unwind(AssertUnwindSafe(|| self.plugin.enqueue(&mut call)));
+        let result = call_out(enqueue)?
+            .unwrap_or_else(|panic| Err(error!(Plugin, "the plugin panicked: {}", panic_message(panic.as_ref()))));
+        result.map_err(|e| e.about(|| run.layer.subject()))
+    }
+}
+
+impl Network {
+    /// Adds a layer that the user implements, and gives its first output. All outputs are
+    /// [`layer_outputs`](Self::layer_outputs) of its [`producer`](Self::producer).
+    ///
+    /// # Errors
+    ///
+    /// - A tensor that this network does not have.
+    /// - The plugin does not take the types of the inputs.
+    /// - The plugin has no outputs.
+    pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {
+        let body = LayerBody::Plugin(PluginLayer { plugin: Arc::new(plugin) });
+        self.add_named_layer(Info { name: name.to_owned(), metadata: String::new() }, body, inputs)
     }
 }

@@ -1,0 +1,83 @@
+//! The Constant layer: TensorRT's `IConstantLayer`.
+
+use std::sync::Arc;
+
+use super::{LayerBody, LayerOp, LayerRun};
+use crate::data_type::DataType;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use crate::network::{Network, TensorId};
+use crate::shape::{Dims, Shape};
+
+/// See [`Network::add_constant`].
+#[derive(Clone, Debug)]
+pub struct ConstantLayer {
+    value: Arc<Buffer>,
+}
+
+impl ConstantLayer {
+    pub(crate) fn new(value: Buffer) -> Self {
+        ConstantLayer { value: Arc::new(value) }
+    }
+
+    /// The value.
+    pub fn value(&self) -> &Buffer {
+        &self.value
+    }
+
+    /// Sets the value. Its type and shape may differ from those of the value before.
+    pub fn set_value(&mut self, value: Buffer) {
+        self.value = Arc::new(value);
+    }
+}
+
+impl LayerOp for ConstantLayer {
+    fn kind(&self) -> &str {
+        "constant"
+    }
+
+    fn has_arity(&self, inputs: usize, outputs: usize) -> bool {
+        (inputs, outputs) == (0, 1)
+    }
+
+    fn output_types(&self, _inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(vec![self.value.data_type()])
+    }
+
+    fn output_shapes(&self, _inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(vec![self.value.shape()])
+    }
+
+    fn constant(&self) -> Option<&Buffer> {
+        Some(&self.value)
+    }
+
+    unsafe fn run(&self, _run: &LayerRun<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Network {
+    /// Adds a constant with a copy of `elements`.
+    ///
+    /// # Errors
+    ///
+    /// Dimensions whose product is not the number of elements.
+    pub fn add_constant<T: Element>(
+        &mut self,
+        elements: &[T],
+        dims: impl TryInto<Dims, Error: Into<Error>>,
+    ) -> Result<TensorId> {
+        self.add_constant_buffer(Buffer::from_slice(elements, dims)?)
+    }
+
+    /// Adds a constant that a buffer holds.
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    pub fn add_constant_buffer(&mut self, buffer: Buffer) -> Result<TensorId> {
+        self.add_layer(LayerBody::Constant(ConstantLayer::new(buffer)), &[])
+    }
+}
