@@ -4,6 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::Communicator;
 use super::backend::{Checked, Control, Fill, Request, SharedGraph};
 use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
@@ -229,9 +232,19 @@ impl Communicator {
         Ok(all)
     }
 
+    /// Gives every rank the value of every rank. Collective, in this rank's [turn](Self::in_turn).
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
+        &self,
+        purpose: Purpose,
+        value: &T,
+        deadline: Instant,
+    ) -> Result<Vec<T>> {
+        exchange(value, |bytes| self.exchange_bytes(purpose, bytes, deadline))
+    }
+
     /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);
     /// the lengths may differ.
-    pub(crate) fn exchange(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn exchange_bytes(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let n = self.world_size() as usize;
         let mut lens = vec![0i64; n];
         self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
@@ -268,4 +281,18 @@ impl Communicator {
         // SAFETY: both slices are as long as the call says, and borrowed during it.
         unsafe { self.run(request) }
     }
+}
+
+/// Gives every rank the value of every rank, if `exchange_bytes` does that with bytes.
+pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
+    value: &T,
+    exchange_bytes: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+) -> Result<Vec<T>> {
+    let bytes = postcard::to_stdvec(value)
+        .map_err(|e| error!(System, "what this rank tells the others cannot be encoded").with_source(e))?;
+    let read = |(rank, bytes): (usize, &Vec<u8>)| {
+        let damaged = |e| error!(System, "what rank {rank} tells the others cannot be read").with_source(e);
+        postcard::from_bytes(bytes).map_err(damaged)
+    };
+    exchange_bytes(&bytes)?.iter().enumerate().map(read).collect()
 }

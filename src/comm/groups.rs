@@ -120,12 +120,11 @@ impl Communicator {
 
     fn make_group(&self, name: Option<&str>, ranks: &[Rank], deadline: Instant) -> Result<Option<Communicator>> {
         let own: (Option<String>, Vec<u32>) = (name.map(str::to_owned), ranks.iter().map(|rank| rank.0).collect());
-        let bytes = postcard::to_stdvec(&own).map_err(|e| error!(System, "a group cannot be told").with_source(e))?;
-        let all = self.exchange(Purpose::NEW_GROUP, &bytes, deadline)?;
-        if let Some(other) = all.iter().position(|other| *other != bytes) {
+        let all = self.exchange(Purpose::NEW_GROUP, &own, deadline)?;
+        if let Some(other) = all.iter().position(|other| *other != own) {
             // Every rank has the same lists, and at least two differ, so every rank returns an
             // error.
-            let others = postcard::from_bytes::<(Option<String>, Vec<u32>)>(&all[other]).unwrap_or_default();
+            let others = &all[other];
             let are_named = own.0.is_some() || others.0.is_some();
             let describe = |(name, ranks): &(Option<String>, Vec<u32>)| match name {
                 Some(name) => format!("{name:?} {ranks:?}"),
@@ -138,7 +137,7 @@ impl Communicator {
                 if are_named { "name and ranks" } else { "ranks" },
                 describe(&own),
                 self.origin(Rank(other as u32)),
-                describe(&others)
+                describe(others)
             );
         }
         self.split_into(ranks.contains(&self.rank()).then_some(ranks), deadline)

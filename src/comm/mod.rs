@@ -44,6 +44,7 @@ use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
 pub use create::most_processes;
 pub(crate) use create::{can_share_gpus, nccl_library, reduces_float8, runs_layers};

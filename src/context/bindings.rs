@@ -53,8 +53,8 @@ impl Checked {
 }
 
 enum Bound {
-    Owned(Buffer),
-    Shared(Arc<Buffer>),
+    Input(Arc<Buffer>),
+    Output(Buffer),
     /// Memory that the caller of `bind_address` keeps valid.
     Raw {
         address: *mut u8,
@@ -74,27 +74,6 @@ struct PendingRun {
     deadline: Instant,
     /// Says to the context that there is a run. `None` once it has ended on the host.
     running: Option<Arc<()>>,
-}
-
-/// A buffer to bind as an input: owned, or shared with other runs.
-#[derive(Debug)]
-pub enum InputBuffer {
-    /// Only this run reads it.
-    Owned(Buffer),
-    /// Others may read it too.
-    Shared(Arc<Buffer>),
-}
-
-impl From<Buffer> for InputBuffer {
-    fn from(buffer: Buffer) -> Self {
-        InputBuffer::Owned(buffer)
-    }
-}
-
-impl From<Arc<Buffer>> for InputBuffer {
-    fn from(buffer: Arc<Buffer>) -> Self {
-        InputBuffer::Shared(buffer)
-    }
 }
 
 impl Bindings {
@@ -129,17 +108,13 @@ impl Bindings {
         Ok(())
     }
 
-    /// Binds an input. What was bound before is dropped.
+    /// Binds an input: a buffer, or one that others share. What was bound before is dropped.
     ///
     /// # Errors
     ///
     /// No such input.
-    pub fn bind_input(&mut self, name: &str, buffer: impl Into<InputBuffer>) -> Result<()> {
-        let bound = match buffer.into() {
-            InputBuffer::Owned(buffer) => Bound::Owned(buffer),
-            InputBuffer::Shared(buffer) => Bound::Shared(buffer),
-        };
-        self.bind(name, IoMode::Input, bound)
+    pub fn bind_input(&mut self, name: &str, buffer: impl Into<Arc<Buffer>>) -> Result<()> {
+        self.bind(name, IoMode::Input, Bound::Input(buffer.into()))
     }
 
     /// Binds an output. What was bound before is dropped.
@@ -148,7 +123,7 @@ impl Bindings {
     ///
     /// No such output.
     pub fn bind_output(&mut self, name: &str, buffer: Buffer) -> Result<()> {
-        self.bind(name, IoMode::Output, Bound::Owned(buffer))
+        self.bind(name, IoMode::Output, Bound::Output(buffer))
     }
 
     /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in
@@ -171,7 +146,7 @@ impl Bindings {
         Ok(())
     }
 
-    /// Unbinds a tensor and returns its buffer; `None` if the bindings do not own one.
+    /// Unbinds a tensor and returns its buffer; `None` if none is bound, or others share it.
     ///
     /// # Errors
     ///
@@ -179,7 +154,8 @@ impl Bindings {
     pub fn take(&mut self, name: &str) -> Result<Option<Buffer>> {
         let index = self.inner.engine.io_index(name)?;
         Ok(match self.bound_mut(index).take() {
-            Some(Bound::Owned(buffer)) => Some(buffer),
+            Some(Bound::Input(buffer)) => Arc::into_inner(buffer),
+            Some(Bound::Output(buffer)) => Some(buffer),
             _ => None,
         })
     }
@@ -191,8 +167,8 @@ impl Bindings {
     /// No such tensor, or no buffer bound to it.
     pub fn get(&self, name: &str) -> Result<&Buffer> {
         match &self.inner.bound[self.inner.engine.io_index(name)?] {
-            Some(Bound::Owned(buffer)) => Ok(buffer),
-            Some(Bound::Shared(buffer)) => Ok(buffer),
+            Some(Bound::Input(buffer)) => Ok(buffer),
+            Some(Bound::Output(buffer)) => Ok(buffer),
             _ => Err(error!(NotReady, "no buffer is bound to {name:?}")),
         }
     }
@@ -205,10 +181,12 @@ impl Bindings {
     pub fn get_mut(&mut self, name: &str) -> Result<&mut Buffer> {
         let index = self.inner.engine.io_index(name)?;
         // The caller may put another buffer in its place.
-        match self.bound_mut(index) {
-            Some(Bound::Owned(buffer)) => Ok(buffer),
-            _ => Err(error!(NotReady, "no buffer of its own is bound to {name:?}")),
-        }
+        let buffer = match self.bound_mut(index) {
+            Some(Bound::Input(buffer)) => Arc::get_mut(buffer),
+            Some(Bound::Output(buffer)) => Some(buffer),
+            _ => None,
+        };
+        buffer.ok_or_else(|| error!(NotReady, "no buffer of its own is bound to {name:?}"))
     }
 
     pub(super) fn enqueue(
@@ -255,8 +233,8 @@ impl Bindings {
         for (index, bound) in bound.iter_mut().enumerate() {
             let raw = match bound {
                 None => continue,
-                Some(Bound::Owned(buffer)) => *TensorViewMut::from(buffer).raw(),
-                Some(Bound::Shared(buffer)) => *TensorView::from(&**buffer).raw(),
+                Some(Bound::Input(buffer)) => *TensorView::from(&**buffer).raw(),
+                Some(Bound::Output(buffer)) => *TensorViewMut::from(buffer).raw(),
                 Some(Bound::Raw { address, byte_len }) => {
                     let io = &own.io[index];
                     RawTensor {
@@ -324,8 +302,8 @@ impl fmt::Debug for Bindings {
         for (io, bound) in self.inner.engine.io.iter().zip(&self.inner.bound) {
             match bound {
                 None => map.entry(&io.name, &"unbound"),
-                Some(Bound::Owned(buffer)) => map.entry(&io.name, buffer),
-                Some(Bound::Shared(buffer)) => map.entry(&io.name, buffer),
+                Some(Bound::Input(buffer)) => map.entry(&io.name, buffer),
+                Some(Bound::Output(buffer)) => map.entry(&io.name, buffer),
                 Some(Bound::Raw { address, byte_len }) => map.entry(&io.name, &(address, byte_len)),
             };
         }

@@ -36,10 +36,10 @@ impl Graphs {
     ) -> Result<Self> {
         static CONTEXTS: AtomicU32 = AtomicU32::new(1);
         let ContextOptions { cuda_graph, graphs_without_agreement } = options;
-        let wanted = [u8::from(cuda_graph), u8::from(graphs_without_agreement)];
-        let own = CONTEXTS.fetch_add(1, Ordering::Relaxed).to_le_bytes();
-        let all = communicator.exchange(SET_COMMUNICATOR, &[&wanted[..], &own].concat(), deadline)?;
-        if all.iter().any(|other| !other.starts_with(&wanted)) {
+        let wanted = (cuda_graph, graphs_without_agreement);
+        let own = CONTEXTS.fetch_add(1, Ordering::Relaxed);
+        let all = communicator.exchange(SET_COMMUNICATOR, &(wanted, own), deadline)?;
+        if all.iter().any(|(other, _)| *other != wanted) {
             bail!(
                 Disagreement,
                 "contexts of some ranks record CUDA graphs (`cuda_graph`, `graphs_without_agreement`), and of others \
@@ -47,7 +47,7 @@ impl Graphs {
             );
         }
         // Rank 0's number is that of the context.
-        let context = all[0][wanted.len()..].try_into().map_or(0, u32::from_le_bytes);
+        let (_, context) = all[0];
         // A rank need not run a context all of whose layers are for other ranks. One that records
         // has to run on every rank, so that they can agree.
         let mut layers = engine.analysis.collectives.iter().flatten();

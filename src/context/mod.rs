@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use bindings::{Bindings, InputBuffer};
+pub use bindings::Bindings;
 use communicator_binding::CommunicatorBinding;
 pub use replay::CudaGraphs;
 use run::{RunIo, run};

@@ -118,10 +118,10 @@ pub(crate) fn agree(
         hash.update(call);
     }
     let summary = Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), needs, number: new_number() };
-    let all: Vec<Summary> = exchange(communicator, &summary, deadline)?;
+    let all = communicator.exchange(SET_COMMUNICATOR, &summary, deadline)?;
     if all.iter().any(|s| !s.accepts) {
         let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
-        let texts: Vec<String> = exchange(communicator, &own, deadline)?;
+        let texts = communicator.exchange(SET_COMMUNICATOR, &own, deadline)?;
         verdict?;
         let refusals = (0..all.len()).filter(|&r| !all[r].accepts);
         let name = |r: usize| communicator.origin(Rank(r as u32));
@@ -129,25 +129,14 @@ pub(crate) fn agree(
         return Err(error!(InvalidCommunicator, "the communicator is set on no rank: {}", refusals.join("; ")));
     }
     if all.iter().any(|s| s.calls != summary.calls) {
-        let mine: Vec<(&str, String)> = calls.iter().map(|c| (c.subject.as_str(), c.on(communicator))).collect();
-        let sides: Vec<(String, Vec<(String, String)>)> = exchange(communicator, &(plan, mine), deadline)?;
+        let mine: Vec<(String, String)> = calls.iter().map(|c| (c.subject.clone(), c.on(communicator))).collect();
+        let sides = communicator.exchange(SET_COMMUNICATOR, &(plan.to_owned(), mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
     let region_bytes = all.iter().map(|s| s.needs.region_bytes).max().unwrap_or(0) as usize;
     let has_equal_steps = all.iter().all(|s| s.needs.steps == needs.steps);
     let number = all.first().unwrap_or(&summary).number;
     Ok(Agreement { region_bytes, has_equal_steps, number })
-}
-
-fn exchange<T: Serialize, U: serde::de::DeserializeOwned>(
-    communicator: &Communicator,
-    value: &T,
-    deadline: Instant,
-) -> Result<Vec<U>> {
-    let damaged = |e| error!(System, "a rank sent a comparison that cannot be read").with_source(e);
-    let bytes = postcard::to_stdvec(value).map_err(damaged)?;
-    let all = communicator.exchange(SET_COMMUNICATOR, &bytes, deadline)?;
-    all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(damaged)).collect()
 }
 
 /// The error that shows the first call that differs between ranks, with each rank's version.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::process;
 use crate::comm::{BackendKind, can_share_gpus};
 use crate::cuda::{Device, nvrtc_version};
-use crate::error::{Result, bail, error};
+use crate::error::{Result, bail};
 use crate::util::text::list_ranks;
 
 /// What a rank tells the others of itself.
@@ -65,15 +65,7 @@ impl Agreement {
     ///
     /// - `Disagreement`: ranks ask for different backends.
     /// - `Unsupported`: the backend cannot be used. The error names the ranks and the reasons.
-    pub(super) fn of_ranks(infos: &[Vec<u8>]) -> Result<Self> {
-        let infos: Vec<RankInfo> = infos
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| {
-                let damaged = |e| error!(System, "what rank {rank} says of itself cannot be read").with_source(e);
-                postcard::from_bytes(bytes).map_err(damaged)
-            })
-            .collect::<Result<_>>()?;
+    pub(super) fn of_ranks(infos: &[RankInfo]) -> Result<Self> {
         let ranks_that = |condition: &dyn Fn(&RankInfo) -> bool| {
             let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
             ranks.map(|rank| rank as u32).collect::<Vec<_>>()
@@ -90,14 +82,14 @@ impl Agreement {
         if sides.len() > 1 {
             bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
         }
-        if let Some(warning) = same_local_ranks(&infos) {
+        if let Some(warning) = same_local_ranks(infos) {
             crate::util::log::event!(WARN, "{warning}");
         }
         let first = &infos[0];
         let elsewhere = ranks_that(&|info| info.machine != first.machine);
         let is_one_machine = elsewhere.is_empty();
         let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
-        let obstacle = obstacle_to_nccl(&infos);
+        let obstacle = obstacle_to_nccl(infos);
         match (first.wanted, obstacle) {
             (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
             (BackendKind::Nccl, Some(obstacle)) => bail!(
@@ -105,10 +97,10 @@ impl Agreement {
                 "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
             ),
             (BackendKind::Auto, Some(obstacle)) if !is_one_machine => {
-                bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(&infos, &elsewhere))
+                bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(infos, &elsewhere))
             }
             (BackendKind::Host, _) if !is_one_machine => {
-                bail!(Unsupported, "{} there will be MPI", beyond_one_machine(&infos, &elsewhere))
+                bail!(Unsupported, "{} there will be MPI", beyond_one_machine(infos, &elsewhere))
             }
             (BackendKind::Auto, Some(obstacle)) => {
                 crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
@@ -156,11 +148,6 @@ impl RankInfo {
             machine: format!("{} {}", boot.trim(), network.display()),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
-    }
-
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
-        postcard::to_stdvec(self)
-            .map_err(|e| error!(System, "what this rank says of itself cannot be encoded").with_source(e))
     }
 }
 
@@ -234,8 +221,7 @@ mod tests {
     }
 
     fn result_as_given(infos: &[RankInfo]) -> String {
-        let bytes: Vec<_> = infos.iter().map(|info| info.to_bytes().expect("bytes")).collect();
-        Agreement::of_ranks(&bytes)
+        Agreement::of_ranks(infos)
             .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
     }
 

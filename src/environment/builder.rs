@@ -15,7 +15,7 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, timeout_or};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, exchange, timeout_or};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
@@ -217,15 +217,15 @@ impl EnvironmentBuilder {
         let Connecting { discovery, deadline, ref job, .. } = *connecting;
         let secret = self.checked_secret()?;
         let ordinal = || connecting.ordinal();
-        let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank).to_bytes()?;
+        let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank);
         let endpoint = match &discovery.rendezvous {
             RendezvousPoint::Machine => {
                 let host = connecting.host_communicator(job)?;
-                let exchange = |bytes: &[u8]| host.exchange(Purpose::INITIALIZE, bytes, deadline);
-                let agreement = Agreement::of_ranks(&exchange(&info)?)?;
+                let agreement = Agreement::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
                 let communicator = match agreement.backend {
                     AgreedBackend::Host => host,
                     AgreedBackend::Nccl => {
+                        let exchange = |bytes: &[u8]| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline);
                         let id = share_id(discovery.rank, exchange)?;
                         connecting.nccl_communicator(&id, Some(host))?
                     }
@@ -252,7 +252,7 @@ impl EnvironmentBuilder {
             deadline,
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
-        let agreement = Agreement::of_ranks(&rendezvous.exchange(&info, deadline)?)?;
+        let agreement = Agreement::of_ranks(&exchange(&info, |bytes| rendezvous.exchange(bytes, deadline))?)?;
         let host = match agreement.is_one_machine {
             true => Some(connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()))?),
             false => None,

@@ -12,11 +12,11 @@ use std::collections::HashSet;
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
 pub use layer::Layer;
+pub(crate) use layers::LayerRun;
 pub use layers::{
     CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, LayerBody, Plugin, PluginCall,
     PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
 };
-pub(crate) use layers::LayerRun;
 pub use profile::MAX_PROFILES;
 use profile::Profile;
 

@@ -267,14 +267,12 @@ impl Broadcast {
         let Some(first) = accepts.position(|accepts| !accepts) else { return own };
         // The kind's number, then the text.
         let kind = |error: &Error| ErrorKind::ALL.iter().position(|kind| *kind == error.kind()).unwrap_or(0) as u8;
-        let said = own.as_ref().err().map_or_else(Vec::new, |error| {
-            std::iter::once(kind(error)).chain(error.to_string().into_bytes()).collect()
-        });
+        let said = own.as_ref().err().map(|error| (kind(error), error.to_string())).unwrap_or_default();
         let all = self.communicator.exchange(PURPOSE, &said, self.deadline)?;
         own?;
-        let (kind, text) = all[first].split_first().unwrap_or((&0, &[]));
+        let (kind, text) = &all[first];
         let kind = ErrorKind::ALL.get(usize::from(*kind)).copied().unwrap_or(ErrorKind::System);
-        let (rank, text) = (self.communicator.origin(Rank(first as u32)), String::from_utf8_lossy(text));
+        let rank = self.communicator.origin(Rank(first as u32));
         Err(Error::new(kind, format!("no dictionary has changed, because rank {rank} refuses: {text}")))
     }
 
