@@ -1,11 +1,7 @@
 //! How far the bits of a reduction are determined.
 
-use std::fmt;
-use std::str::FromStr;
-
+use distcollective_elements::numbered;
 use serde::{Deserialize, Serialize};
-
-use crate::error::{Error, Result, error};
 
 /// How far the bits of a reduction are determined: of a communicator
 /// ([`Communicator::with_determinism`](crate::Communicator::with_determinism)) or of a layer
@@ -39,50 +35,4 @@ pub enum Determinism {
     Exact = 1,
 }
 
-impl Determinism {
-    /// Every mode, in the order of the numbers.
-    pub const ALL: [Determinism; 2] = [Determinism::Backend, Determinism::Exact];
-
-    /// The name in text: `exact`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Determinism::Backend => "backend",
-            Determinism::Exact => "exact",
-        }
-    }
-
-    /// The number in C.
-    pub const fn number(self) -> i32 {
-        self as i32
-    }
-
-    /// The mode with this number.
-    ///
-    /// # Errors
-    ///
-    /// A number that is not 0 or 1.
-    pub fn from_number(number: i32) -> Result<Self> {
-        Self::ALL.into_iter().find(|mode| mode.number() == number).ok_or_else(|| {
-            error!(InvalidArgument, "{number} is not the number of a determinism; they are 0 (backend) and 1 (exact)")
-        })
-    }
-}
-
-impl fmt::Display for Determinism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Determinism {
-    type Err = Error;
-
-    /// Reads a name in upper or lower case.
-    fn from_str(text: &str) -> Result<Self> {
-        let name = text.to_ascii_lowercase();
-        Self::ALL
-            .into_iter()
-            .find(|mode| mode.name() == name)
-            .ok_or_else(|| error!(InvalidArgument, "{text:?} is not a determinism; they are backend, exact"))
-    }
-}
+numbered!(Determinism, "a determinism": Backend "backend", Exact "exact");

@@ -1,12 +1,10 @@
 //! The eight operations, with TensorRT's names and numbers.
 
-use std::fmt;
-use std::str::FromStr;
-
+use distcollective_elements::numbered;
 use serde::{Deserialize, Serialize};
 
 use super::{ReduceOperation, WireType};
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 
 /// What a DistCollective layer does. The numbers are those of TensorRT's `CollectiveOperation`.
@@ -32,52 +30,19 @@ pub enum CollectiveOperation {
     Scatter = 7,
 }
 
+numbered! {
+    CollectiveOperation, "a collective operation":
+    AllReduce "all_reduce",
+    AllGather "all_gather",
+    Broadcast "broadcast",
+    Reduce "reduce",
+    ReduceScatter "reduce_scatter",
+    AllToAll "all_to_all",
+    Gather "gather",
+    Scatter "scatter",
+}
+
 impl CollectiveOperation {
-    /// Every operation, in the order of the numbers.
-    pub const ALL: [CollectiveOperation; 8] = [
-        CollectiveOperation::AllReduce,
-        CollectiveOperation::AllGather,
-        CollectiveOperation::Broadcast,
-        CollectiveOperation::Reduce,
-        CollectiveOperation::ReduceScatter,
-        CollectiveOperation::AllToAll,
-        CollectiveOperation::Gather,
-        CollectiveOperation::Scatter,
-    ];
-
-    /// The name in text: `all_reduce`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CollectiveOperation::AllReduce => "all_reduce",
-            CollectiveOperation::AllGather => "all_gather",
-            CollectiveOperation::Broadcast => "broadcast",
-            CollectiveOperation::Reduce => "reduce",
-            CollectiveOperation::ReduceScatter => "reduce_scatter",
-            CollectiveOperation::AllToAll => "all_to_all",
-            CollectiveOperation::Gather => "gather",
-            CollectiveOperation::Scatter => "scatter",
-        }
-    }
-
-    /// TensorRT's number.
-    pub const fn number(self) -> i32 {
-        self as i32
-    }
-
-    /// The operation with TensorRT's number.
-    ///
-    /// # Errors
-    ///
-    /// A number that is not one of 0 to 7.
-    pub fn from_number(number: i32) -> Result<Self> {
-        Self::ALL.into_iter().find(|op| op.number() == number).ok_or_else(|| {
-            error!(
-                InvalidArgument,
-                "{number} is not the number of a collective operation; they are 0 (all_reduce) to 7 (scatter)"
-            )
-        })
-    }
-
     /// Whether the operation reduces, and so needs a [`ReduceOperation`].
     pub const fn reduces(self) -> bool {
         matches!(
@@ -95,25 +60,6 @@ impl CollectiveOperation {
                 | CollectiveOperation::Gather
                 | CollectiveOperation::Scatter
         )
-    }
-}
-
-impl fmt::Display for CollectiveOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for CollectiveOperation {
-    type Err = Error;
-
-    /// Reads a name in upper or lower case.
-    fn from_str(text: &str) -> Result<Self> {
-        let name = text.to_ascii_lowercase();
-        Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|op| op.name()).collect();
-            error!(InvalidArgument, "{text:?} is not a collective operation; they are {}", names.join(", "))
-        })
     }
 }
 

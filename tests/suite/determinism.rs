@@ -170,7 +170,7 @@ fn names_and_numbers_are_read_back() {
     }
     let error = |result: Result<Determinism>| result.expect_err("none").to_string();
     assert_eq!(error("fast".parse()), "\"fast\" is not a determinism; they are backend, exact");
-    let text = "2 is not the number of a determinism; they are 0 (backend) and 1 (exact)";
+    let text = "2 is not the number of a determinism; they are 0 (backend), 1 (exact)";
     assert_eq!(error(Determinism::from_number(2)), text);
 }
 

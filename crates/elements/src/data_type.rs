@@ -1,11 +1,11 @@
 //! Element types: their names, sizes and numbers.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, error};
+use crate::numbered;
 
 /// The type of a tensor's elements.
 ///
@@ -45,21 +45,21 @@ pub enum DataType {
     Float8E5M2 = 100,
 }
 
-impl DataType {
-    /// Every type.
-    pub const ALL: [DataType; 10] = [
-        DataType::Float32,
-        DataType::Float16,
-        DataType::Bfloat16,
-        DataType::Float8E4M3,
-        DataType::Float8E5M2,
-        DataType::Int64,
-        DataType::Int32,
-        DataType::Int8,
-        DataType::Uint8,
-        DataType::Bool,
-    ];
+numbered! {
+    names DataType:
+    Float32 "float32",
+    Float16 "float16",
+    Bfloat16 "bfloat16",
+    Float8E4M3 "float8_e4m3",
+    Float8E5M2 "float8_e5m2",
+    Int64 "int64",
+    Int32 "int32",
+    Int8 "int8",
+    Uint8 "uint8",
+    Bool "bool",
+}
 
+impl DataType {
     /// The size of an element in bytes. Buffers of this type are aligned to it.
     pub const fn byte_len(self) -> usize {
         match self {
@@ -78,27 +78,6 @@ impl DataType {
         )
     }
 
-    /// The name in text: `float32`, `float8_e4m3`, `bool`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DataType::Float32 => "float32",
-            DataType::Float16 => "float16",
-            DataType::Bfloat16 => "bfloat16",
-            DataType::Float8E4M3 => "float8_e4m3",
-            DataType::Float8E5M2 => "float8_e5m2",
-            DataType::Int64 => "int64",
-            DataType::Int32 => "int32",
-            DataType::Int8 => "int8",
-            DataType::Uint8 => "uint8",
-            DataType::Bool => "bool",
-        }
-    }
-
-    /// The number: TensorRT's, or one from 100 on if TensorRT does not have the type.
-    pub const fn number(self) -> i32 {
-        self as i32
-    }
-
     /// The type with a [`number`](Self::number).
     ///
     /// # Errors
@@ -107,7 +86,7 @@ impl DataType {
     /// - [`Unsupported`](crate::error::ErrorKind::Unsupported): TensorRT's `INT4` (9) and `FP4`
     ///   (10), of which an element is no whole byte, and `E8M0` (11), which holds scales.
     pub fn from_number(number: i32) -> Result<Self> {
-        if let Some(data_type) = Self::ALL.into_iter().find(|t| t.number() == number) {
+        if let Some(data_type) = Self::with_number(number) {
             return Ok(data_type);
         }
         match number {
@@ -128,12 +107,6 @@ fn refused(name: &str) -> Error {
     error!(Unsupported, "data type {name} has no collective; {}", accepted())
 }
 
-impl fmt::Display for DataType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 impl FromStr for DataType {
     type Err = Error;
 
@@ -148,7 +121,7 @@ impl FromStr for DataType {
         if name == "float8" {
             return Ok(DataType::Float8E4M3);
         }
-        if let Some(data_type) = Self::ALL.into_iter().find(|t| t.name() == name) {
+        if let Some(data_type) = Self::with_name(&name) {
             return Ok(data_type);
         }
         match name.as_str() {

@@ -8,6 +8,7 @@
 //! | [`shape`], [`layout`] | dimensions; how the elements of inputs are reached in the order of an output |
 //! | [`reduce_operation`], [`wire_type`] | how elements are reduced, and in which type they travel |
 //! | [`compute`] | reductions, conversions, element-wise arithmetic, transposes and slices, on raw memory |
+//! | [`mod@numbered`] | enums whose values have names and numbers |
 //! | [`mod@error`], [`rank`] | the error of all calls, and the ranks that it names |
 //!
 //! # Features
@@ -25,6 +26,7 @@ pub mod data_type;
 pub mod element;
 pub mod error;
 pub mod layout;
+pub mod numbered;
 pub mod rank;
 pub mod reduce_operation;
 pub mod shape;

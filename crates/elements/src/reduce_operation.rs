@@ -1,11 +1,11 @@
 //! The five reductions, with TensorRT's names and numbers.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, error};
+use crate::numbered;
 
 /// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`. Its `kNONE` (5)
 /// is `None` of an `Option<ReduceOperation>` here.
@@ -26,52 +26,11 @@ pub enum ReduceOperation {
     Avg = 4,
 }
 
-impl ReduceOperation {
-    /// Every reduction, in the order of the numbers.
-    pub const ALL: [ReduceOperation; 5] =
-        [ReduceOperation::Sum, ReduceOperation::Prod, ReduceOperation::Max, ReduceOperation::Min, ReduceOperation::Avg];
+numbered!(ReduceOperation or none, "a reduce operation": Sum "sum", Prod "prod", Max "max", Min "min", Avg "avg");
 
+impl ReduceOperation {
     /// TensorRT's number of "no reduction", for operations that do not reduce.
     pub const NONE_NUMBER: i32 = 5;
-
-    /// The name in text: `sum`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOperation::Sum => "sum",
-            ReduceOperation::Prod => "prod",
-            ReduceOperation::Max => "max",
-            ReduceOperation::Min => "min",
-            ReduceOperation::Avg => "avg",
-        }
-    }
-
-    /// TensorRT's number.
-    pub const fn number(self) -> i32 {
-        self as i32
-    }
-
-    /// The reduction with TensorRT's number; 5 is none.
-    ///
-    /// # Errors
-    ///
-    /// A number that is not one of 0 to 5.
-    pub fn from_number(number: i32) -> Result<Option<Self>> {
-        if number == Self::NONE_NUMBER {
-            return Ok(None);
-        }
-        Self::ALL.into_iter().find(|op| op.number() == number).map(Some).ok_or_else(|| {
-            error!(
-                InvalidArgument,
-                "{number} is not the number of a reduce operation; they are 0 (sum) to 4 (avg), and 5 for none"
-            )
-        })
-    }
-}
-
-impl fmt::Display for ReduceOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 impl FromStr for ReduceOperation {
@@ -88,7 +47,7 @@ impl FromStr for ReduceOperation {
         const ACCEPTED: &str = "they are sum, prod (or product), max, min, avg";
         let name = text.to_ascii_lowercase();
         let name = if name == "product" { ReduceOperation::Prod.name() } else { &name };
-        if let Some(reduce_op) = Self::ALL.into_iter().find(|op| op.name() == name) {
+        if let Some(reduce_op) = Self::with_name(name) {
             return Ok(reduce_op);
         }
         Err(match name {

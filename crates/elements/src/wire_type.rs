@@ -1,12 +1,13 @@
 //! The type in which elements of float32 travel between ranks.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::data_type::DataType;
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result};
+use crate::numbered;
+use crate::numbered::unknown_name;
 
 /// The transport type of a collective on float32 tensors: its elements travel in half of the bytes.
 /// It is an option of eager calls (`Communicator::with_wire_type`) and of layers
@@ -48,10 +49,9 @@ pub enum WireType {
     Bfloat16 = 7,
 }
 
-impl WireType {
-    /// Every transport type, in the order of the numbers.
-    pub const ALL: [WireType; 2] = [WireType::Float16, WireType::Bfloat16];
+numbered!(WireType or none, "a transport type": Float16 "float16", Bfloat16 "bfloat16");
 
+impl WireType {
     /// The number of "no transport type": elements travel as they are.
     pub const NONE_NUMBER: i32 = 0;
 
@@ -62,39 +62,6 @@ impl WireType {
             WireType::Bfloat16 => DataType::Bfloat16,
         }
     }
-
-    /// The name in text: `float16`.
-    pub const fn name(self) -> &'static str {
-        self.data_type().name()
-    }
-
-    /// The number in C: that of the element type.
-    pub const fn number(self) -> i32 {
-        self as i32
-    }
-
-    /// The transport type with this number; 0 is none.
-    ///
-    /// # Errors
-    ///
-    /// A number that is not 0, 1 or 7.
-    pub fn from_number(number: i32) -> Result<Option<Self>> {
-        if number == Self::NONE_NUMBER {
-            return Ok(None);
-        }
-        Self::ALL.into_iter().find(|wire| wire.number() == number).map(Some).ok_or_else(|| {
-            error!(
-                InvalidArgument,
-                "{number} is not the number of a transport type; they are 1 (float16), 7 (bfloat16), and 0 for none"
-            )
-        })
-    }
-}
-
-impl fmt::Display for WireType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
 }
 
 impl FromStr for WireType {
@@ -102,10 +69,6 @@ impl FromStr for WireType {
 
     /// Reads a name in upper or lower case.
     fn from_str(text: &str) -> Result<Self> {
-        let name = text.to_ascii_lowercase();
-        Self::ALL
-            .into_iter()
-            .find(|wire| wire.name() == name)
-            .ok_or_else(|| error!(InvalidArgument, "{text:?} is not a transport type; they are float16, bfloat16"))
+        Self::with_name(text).ok_or_else(|| unknown_name("a transport type", text, &Self::ALL.map(Self::name)))
     }
 }

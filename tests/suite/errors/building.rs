@@ -19,12 +19,14 @@ fn numbers_and_names() {
     expect(
         Op::from_number(8),
         InvalidArgument,
-        "8 is not the number of a collective operation; they are 0 (all_reduce) to 7 (scatter)",
+        "8 is not the number of a collective operation; they are 0 (all_reduce), 1 (all_gather), 2 (broadcast), \
+         3 (reduce), 4 (reduce_scatter), 5 (all_to_all), 6 (gather), 7 (scatter)",
     );
     expect(
         ReduceOperation::from_number(6),
         InvalidArgument,
-        "6 is not the number of a reduce operation; they are 0 (sum) to 4 (avg), and 5 for none",
+        "6 is not the number of a reduce operation; they are 0 (sum), 1 (prod), 2 (max), 3 (min), 4 (avg), \
+         and 5 for none",
     );
     expect(DataType::from_number(12), InvalidArgument, &format!("12 is not the number of a data type; {types}"));
     expect(DataType::from_number(9), Unsupported, &format!("data type INT4 has no collective; {types}"));

@@ -48,7 +48,8 @@ fn numbers_and_names_of_elementwise_operations() {
     expect(
         ElementWiseOperation::from_number(6),
         ErrorKind::InvalidArgument,
-        "6 is not the number of an elementwise operation; they are 0 (sum) to 5 (div); a plugin layer can compute others",
+        "6 is not the number of an elementwise operation; they are 0 (sum), 1 (prod), 2 (max), 3 (min), \
+         4 (sub), 5 (div)",
     );
     expect(
         "pow".parse::<ElementWiseOperation>(),
