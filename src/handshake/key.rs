@@ -1,11 +1,11 @@
 //! How each end proves that it belongs to the job, and the keys of the tags that follow.
 
-use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::frame::encode;
+use super::hmac::Hmac;
 use super::{Answer, Challenge, Claim, PROTOCOL, Participant, Proof};
 use crate::error::{Result, bail, error};
 
@@ -37,27 +37,27 @@ pub(crate) enum Sender {
 /// What only processes of the job know: the job's text, the secret and the nonce of the rendezvous
 /// file, as far as there are any.
 pub(crate) struct Key {
-    whole: Hmac<Sha256>,
+    whole: Hmac,
     /// The same without the secret.
-    job: Hmac<Sha256>,
+    job: Hmac,
 }
 
 impl Key {
     /// The key of a process that takes part; `file_nonce` is the nonce of a rendezvous file.
     pub(crate) fn new(participant: &Participant<'_>, file_nonce: Option<&str>) -> Result<Self> {
-        let whole = hmac_of(&encode(&(PROTOCOL, participant.job, participant.secret, file_nonce))?)?;
-        let job = hmac_of(&encode(&(PROTOCOL, "job", participant.job, file_nonce))?)?;
+        let whole = Hmac::new(&encode(&(PROTOCOL, participant.job, participant.secret, file_nonce))?);
+        let job = Hmac::new(&encode(&(PROTOCOL, "job", participant.job, file_nonce))?);
         Ok(Key { whole, job })
     }
 
     /// The proof of a statement, which only a process that knows the key can make.
     pub(crate) fn prove(&self, statement: &Statement<'_>) -> Result<Proof> {
-        Ok(self.over(statement)?.finalize().into_bytes().into())
+        Ok(self.over(statement)?.finalize())
     }
 
     /// Whether a proof is right. It takes equally long for every wrong one.
     pub(crate) fn accepts(&self, statement: &Statement<'_>, proof: &Proof) -> Result<bool> {
-        Ok(self.over(statement)?.verify_slice(proof).is_ok())
+        Ok(self.over(statement)?.accepts(proof))
     }
 
     /// A proof of a claim without the secret, by which rank 0 tells a wrong secret from another
@@ -65,7 +65,7 @@ impl Key {
     /// than from the proof of a job without a secret.
     pub(crate) fn prove_job(&self, challenge: &Challenge, claim: &Claim) -> Result<Proof> {
         let claim = encode(&Statement::Claim(challenge, claim))?;
-        Ok(self.job.clone().chain_update(claim).finalize().into_bytes().into())
+        Ok(self.job.clone().chain_update(claim).finalize())
     }
 
     /// The keys of the connection after this handshake, for the end that is `own`.
@@ -78,7 +78,7 @@ impl Key {
     ) -> Result<Session> {
         let direction = |sender| -> Result<Direction> {
             let key = self.prove(&Statement::SessionKey(challenge, claim, answer, sender))?;
-            Ok(Direction { key: hmac_of(&key)?, sequence_number: 0 })
+            Ok(Direction { key: Hmac::new(&key), sequence_number: 0 })
         };
         let (from_rank_0, from_peer) = (direction(Sender::Rank0)?, direction(Sender::Peer)?);
         Ok(match own {
@@ -87,13 +87,9 @@ impl Key {
         })
     }
 
-    fn over(&self, statement: &Statement<'_>) -> Result<Hmac<Sha256>> {
+    fn over(&self, statement: &Statement<'_>) -> Result<Hmac> {
         Ok(self.whole.clone().chain_update(encode(statement)?))
     }
-}
-
-fn hmac_of(key: &[u8]) -> Result<Hmac<Sha256>> {
-    Hmac::new_from_slice(key).map_err(|e| error!(System, "no key for the handshake").with_source(e))
 }
 
 /// One end's keys of a connection after the handshake.
@@ -104,14 +100,14 @@ pub(crate) struct Session {
 
 /// The messages of one direction.
 struct Direction {
-    key: Hmac<Sha256>,
+    key: Hmac,
     /// The number of the next message.
     sequence_number: u64,
 }
 
 impl Direction {
     /// The HMAC over the next message and its number.
-    fn next(&mut self, message: &Digest) -> Hmac<Sha256> {
+    fn next(&mut self, message: &Digest) -> Hmac {
         let number = self.sequence_number.to_le_bytes();
         // No connection carries 2^64 messages.
         self.sequence_number += 1;
@@ -122,12 +118,12 @@ impl Direction {
 impl Session {
     /// The tag of the next message that is sent.
     pub(super) fn tag(&mut self, message: &Digest) -> Proof {
-        self.sent.next(message).finalize().into_bytes().into()
+        self.sent.next(message).finalize()
     }
 
     /// Whether the next message that was received has the right tag.
     pub(super) fn accepts(&mut self, message: &Digest, tag: &[u8]) -> bool {
-        self.received.next(message).verify_slice(tag).is_ok()
+        self.received.next(message).accepts(tag)
     }
 }
 

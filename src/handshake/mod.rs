@@ -33,6 +33,7 @@
 mod channel;
 mod credentials;
 mod frame;
+mod hmac;
 mod key;
 mod peer;
 mod rank_0;

@@ -5,10 +5,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{Advice, Mmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -217,14 +219,11 @@ fn load(path: &Path) -> Result<TensorDict> {
 unsafe fn map(path: &Path) -> Result<TensorDict> {
     let (file, file_len) = open(path)?;
     let header = Header::read(&mut BufReader::new(&file), file_len)?;
-    // SAFETY: the caller's promise.
-    let file = unsafe { Mmap::map(&file) }.map_err(|e| error!(System, "it cannot be mapped: {e}").with_source(e))?;
-    if (file.len() as u64) < file_len {
+    if file.metadata().map_err(unreadable)?.len() < file_len {
         bail!(InvalidArgument, "it became shorter while it was read");
     }
-    // What is read soon can come from the disk early; without the hint it only comes later.
-    let _ = file.advise(Advice::Sequential);
-    let file: ReadOnlyMemory = Arc::new(file);
+    // SAFETY: the caller's promise.
+    let file: ReadOnlyMemory = Arc::new(unsafe { MappedFile::new(&file, file_len as usize) }?);
     let mut dict = TensorDict::new();
     for FileTensor { name, element_type, shape, range } in header.tensors {
         let range = header.byte_len + range.start..header.byte_len + range.end;
@@ -232,6 +231,51 @@ unsafe fn map(path: &Path) -> Result<TensorDict> {
     }
     dict.metadata.extend(header.metadata);
     Ok(dict)
+}
+
+/// The bytes of a file, which is mapped until this is dropped.
+struct MappedFile {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: nothing writes the bytes.
+unsafe impl Send for MappedFile {}
+// SAFETY: as above.
+unsafe impl Sync for MappedFile {}
+
+impl MappedFile {
+    /// Maps the first `len` bytes, at least one.
+    ///
+    /// # Safety
+    ///
+    /// The file has these bytes, and no program changes them, until this is dropped.
+    unsafe fn new(file: &File, len: usize) -> Result<Self> {
+        // SAFETY: a new mapping changes no existing one.
+        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
+        let unmapped = |e| error!(System, "it cannot be mapped: {e}").with_source(std::io::Error::from(e));
+        let base = base.map_err(unmapped)?;
+        // What is read soon can come from the disk early; without the hint it only comes later.
+        // SAFETY: the range is this mapping, whose bytes stay.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::Sequential) };
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 by itself");
+        Ok(MappedFile { base, len })
+    }
+}
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the bytes are mapped as long as `self` lives, and do not change (`new`).
+        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length, and no reference outlives `self`. An error would leak
+        // it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
 }
 
 /// The format's type of a tensor.
