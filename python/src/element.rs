@@ -22,8 +22,8 @@ const fn data(data_type: DataType) -> TransferType {
     TransferType::Data(data_type)
 }
 
-const fn moved(moved_type: MovedType) -> TransferType {
-    TransferType::Moved(moved_type)
+const fn moved(name: &str) -> TransferType {
+    TransferType::Moved(MovedType::from_name(name).expect("a type of the library"))
 }
 
 const TYPES: [Row; 16] = [
@@ -34,15 +34,15 @@ const TYPES: [Row; 16] = [
     ("i1", 0, "int8", data(DataType::Int8)),
     ("u1", 1, "uint8", data(DataType::Uint8)),
     ("b1", 6, "bool", data(DataType::Bool)),
-    ("f8", 2, "float64", moved(MovedType::Float64)),
-    ("c8", 5, "complex64", moved(MovedType::Complex64)),
-    ("c16", 5, "complex128", moved(MovedType::Complex128)),
-    ("i2", 0, "int16", moved(MovedType::Int16)),
-    ("u2", 1, "uint16", moved(MovedType::Uint16)),
-    ("u4", 1, "uint32", moved(MovedType::Uint32)),
-    ("u8", 1, "uint64", moved(MovedType::Uint64)),
-    ("c4", 5, "complex32", moved(MovedType::Complex32)),
-    ("f16", 2, "longdouble", moved(MovedType::LongDouble)),
+    ("f8", 2, "float64", moved("float64")),
+    ("c8", 5, "complex64", moved("complex64")),
+    ("c16", 5, "complex128", moved("complex128")),
+    ("i2", 0, "int16", moved("int16")),
+    ("u2", 1, "uint16", moved("uint16")),
+    ("u4", 1, "uint32", moved("uint32")),
+    ("u8", 1, "uint64", moved("uint64")),
+    ("c4", 5, "complex32", moved("complex32")),
+    ("f16", 2, "longdouble", moved("longdouble")),
 ];
 
 /// DLPack has no code for the type, or less than a byte for an element.
@@ -54,23 +54,23 @@ const EXTENSIONS: [(&str, u8, TransferType); 20] = [
     ("bfloat16", 4, data(DataType::Bfloat16)),
     ("float8_e4m3fn", 10, data(DataType::Float8E4M3)),
     ("float8_e5m2", 12, data(DataType::Float8E5M2)),
-    ("float8_e3m4", 7, moved(MovedType::Float8E3M4)),
-    ("float8_e4m3", 8, moved(MovedType::Float8E4M3Ieee)),
-    ("float8_e4m3b11fnuz", 9, moved(MovedType::Float8E4M3B11)),
-    ("float8_e4m3fnuz", 11, moved(MovedType::Float8E4M3Fnuz)),
-    ("float8_e5m2fnuz", 13, moved(MovedType::Float8E5M2Fnuz)),
-    ("float8_e8m0fnu", 14, moved(MovedType::Float8E8M0)),
-    ("complex32", NOT_IN_DLPACK, moved(MovedType::Complex32)),
-    ("bcomplex32", NOT_IN_DLPACK, moved(MovedType::Bcomplex32)),
-    ("int1", NOT_IN_DLPACK, moved(MovedType::Int1)),
-    ("uint1", NOT_IN_DLPACK, moved(MovedType::Uint1)),
-    ("int2", NOT_IN_DLPACK, moved(MovedType::Int2)),
-    ("uint2", NOT_IN_DLPACK, moved(MovedType::Uint2)),
-    ("int4", NOT_IN_DLPACK, moved(MovedType::Int4)),
-    ("uint4", NOT_IN_DLPACK, moved(MovedType::Uint4)),
-    ("float4_e2m1fn", NOT_IN_DLPACK, moved(MovedType::Float4E2M1)),
-    ("float6_e2m3fn", NOT_IN_DLPACK, moved(MovedType::Float6E2M3)),
-    ("float6_e3m2fn", NOT_IN_DLPACK, moved(MovedType::Float6E3M2)),
+    ("float8_e3m4", 7, moved("float8_e3m4")),
+    ("float8_e4m3", 8, moved("float8_e4m3_ieee")),
+    ("float8_e4m3b11fnuz", 9, moved("float8_e4m3b11fnuz")),
+    ("float8_e4m3fnuz", 11, moved("float8_e4m3fnuz")),
+    ("float8_e5m2fnuz", 13, moved("float8_e5m2fnuz")),
+    ("float8_e8m0fnu", 14, moved("float8_e8m0fnu")),
+    ("complex32", NOT_IN_DLPACK, moved("complex32")),
+    ("bcomplex32", NOT_IN_DLPACK, moved("bcomplex32")),
+    ("int1", NOT_IN_DLPACK, moved("int1")),
+    ("uint1", NOT_IN_DLPACK, moved("uint1")),
+    ("int2", NOT_IN_DLPACK, moved("int2")),
+    ("uint2", NOT_IN_DLPACK, moved("uint2")),
+    ("int4", NOT_IN_DLPACK, moved("int4")),
+    ("uint4", NOT_IN_DLPACK, moved("uint4")),
+    ("float4_e2m1fn", NOT_IN_DLPACK, moved("float4_e2m1fn")),
+    ("float6_e2m3fn", NOT_IN_DLPACK, moved("float6_e2m3fn")),
+    ("float6_e3m2fn", NOT_IN_DLPACK, moved("float6_e3m2fn")),
 ];
 
 impl Element {

@@ -87,7 +87,7 @@ mod tests {
     fn words_keep_every_part() {
         for operation in CollectiveOperation::ALL {
             let data_types = DataType::ALL.into_iter().map(TransferType::Data);
-            for transfer_type in data_types.chain(MovedType::ALL.into_iter().map(TransferType::Moved)) {
+            for transfer_type in data_types.chain(MovedType::all().map(TransferType::Moved)) {
                 let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
                 let collective =
                     Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))

@@ -6,8 +6,12 @@ use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation, R
 
 use crate::ranks::on_ranks;
 
-const FLOAT64: TransferType = TransferType::Moved(MovedType::Float64);
-const COMPLEX64: TransferType = TransferType::Moved(MovedType::Complex64);
+const FLOAT64: TransferType = moved("float64");
+const COMPLEX64: TransferType = moved("complex64");
+
+const fn moved(name: &str) -> TransferType {
+    TransferType::Moved(MovedType::from_name(name).expect("a type"))
+}
 
 /// all_gather of two elements of 8 bytes each, by a list or by one tensor.
 fn all_gather(communicator: &Communicator, data_type: TransferType, by_list: bool) -> Result<Vec<u64>> {
@@ -101,7 +105,7 @@ fn they_are_not_reduced() {
         let mut x = [1.0f64];
         let address = x.as_mut_ptr().cast::<u8>();
         // SAFETY: the call is refused.
-        let work = unsafe { communicator.enqueue(sum, MovedType::Float64, 1, address, address, &Stream::inline()) };
+        let work = unsafe { communicator.enqueue(sum, FLOAT64, 1, address, address, &Stream::inline()) };
         let error = work.map(drop).expect_err("a reduction");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("float64 is only moved, and this operation reduces"), "{error}");

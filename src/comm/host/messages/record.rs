@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn words_keep_every_part() {
         let location = BufferLocation::Block { id: 7, offset: 64 };
-        let moved = MovedType::ALL.into_iter().map(TransferType::Moved);
+        let moved = MovedType::all().map(TransferType::Moved);
         for data_type in DataType::ALL.into_iter().map(TransferType::Data).chain(moved) {
             let envelope = Envelope { tag: 32_767, data_type, byte_len: 3 * data_type.byte_len() };
             for record in [
