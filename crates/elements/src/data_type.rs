@@ -61,6 +61,7 @@ numbered! {
 
 impl DataType {
     /// The size of an element in bytes. Buffers of this type are aligned to it.
+    #[inline]
     pub const fn byte_len(self) -> usize {
         match self {
             DataType::Int64 => 8,

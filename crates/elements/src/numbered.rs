@@ -39,6 +39,7 @@ macro_rules! numbered {
             }
 
             /// The number in C, which is TensorRT's if TensorRT has one.
+            #[inline]
             pub const fn number(self) -> i32 {
                 self as i32
             }

@@ -38,11 +38,13 @@ impl Dims {
     }
 
     /// The dimensions as a slice.
+    #[inline]
     pub fn as_slice(&self) -> &[i64] {
         &self.dims[..usize::from(self.len)]
     }
 
     /// The number of dimensions.
+    #[inline]
     pub fn dim_count(&self) -> usize {
         usize::from(self.len)
     }
@@ -150,22 +152,26 @@ impl Shape {
     }
 
     /// The dimensions as a slice.
+    #[inline]
     pub fn as_slice(&self) -> &[usize] {
         &self.dims[..usize::from(self.len)]
     }
 
     /// The number of dimensions.
+    #[inline]
     pub fn dim_count(&self) -> usize {
         usize::from(self.len)
     }
 
     /// The number of elements: the product of the dimensions. It is 1 if there are none.
+    #[inline]
     pub fn element_count(&self) -> usize {
         let dims = self.as_slice();
         if dims.contains(&0) { 0 } else { dims.iter().product() }
     }
 
     /// The number of bytes of a tensor of this shape.
+    #[inline]
     pub fn byte_len(&self, data_type: DataType) -> usize {
         self.element_count() * data_type.byte_len()
     }

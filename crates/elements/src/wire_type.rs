@@ -56,6 +56,7 @@ impl WireType {
     pub const NONE_NUMBER: i32 = 0;
 
     /// The element type.
+    #[inline]
     pub const fn data_type(self) -> DataType {
         match self {
             WireType::Float16 => DataType::Float16,

@@ -6,6 +6,7 @@
 ///
 /// The source is valid for reads and the target for writes of `byte_len` bytes, and nothing else
 /// writes them during the call. If `byte_len` is 0, both may be null.
+#[inline]
 pub unsafe fn copy(source: *const u8, target: *mut u8, byte_len: usize) {
     if byte_len > 0 && source != target.cast_const() {
         // SAFETY: the caller promises both ranges; `copy_from` allows them to overlap.

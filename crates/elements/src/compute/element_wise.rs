@@ -81,7 +81,12 @@ fn bools(operation: ElementWiseOperation, buffers: Buffers<'_>) {
 
 fn run<T: Operand>(buffers: Buffers<'_>, combine: impl Fn(T::Value, T::Value) -> T::Value) {
     let Buffers { layout, sources, target } = buffers;
-    vector::run(Pairs::<T, _> { layout, sources: sources.map(<*const u8>::cast), target: target.cast(), combine });
+    vector::run_compact(Pairs::<T, _> {
+        layout,
+        sources: sources.map(<*const u8>::cast),
+        target: target.cast(),
+        combine,
+    });
 }
 
 /// The values of a block of a row, which begins at element `start` or repeats the first value.
@@ -112,6 +117,8 @@ struct Pairs<'a, T, C> {
 }
 
 impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> Kernel for Pairs<'_, T, C> {
+    const WIDENS_FLOAT8: bool = false;
+
     #[inline(always)]
     fn run<I: Instructions>(self) {
         // Along a row, a source steps from element to element, or repeats one.

@@ -99,10 +99,11 @@ pub unsafe fn round(wire_type: WireType, stored: Stored, source: *const u8, targ
 /// during the call.
 pub unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, element_count: usize) {
     let buffers = Buffers { sources: &[source], target, len: element_count };
-    match wire_type {
-        WireType::Float16 => reduce_floats::<f32, f16>(ReduceOperation::Sum, buffers),
-        WireType::Bfloat16 => reduce_floats::<f32, bf16>(ReduceOperation::Sum, buffers),
-    }
+    // The sum of one number is the number.
+    float_env::with_default(|| match wire_type {
+        WireType::Float16 => run::<f32, f16>(buffers, add, keep),
+        WireType::Bfloat16 => run::<f32, bf16>(buffers, add, keep),
+    });
 }
 
 /// The buffers of one reduction, which are as [`reduce`] asks for.
@@ -147,6 +148,9 @@ where
     C: Fn(S::Value, S::Value) -> S::Value,
     F: Fn(S::Value) -> S::Value,
 {
+    // No other element of one byte is a float32 when it is widened.
+    const WIDENS_FLOAT8: bool = size_of::<S>() == 1 && size_of::<S::Value>() == 4;
+
     #[inline(always)]
     fn run<I: Instructions>(self) {
         let Buffers { sources, target, len } = self.buffers;

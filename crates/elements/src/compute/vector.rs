@@ -1,7 +1,8 @@
 //! Runs a kernel with the widest vector instructions of this processor.
 //!
 //! A kernel is one generic function. It is compiled once for each set of instructions, and the
-//! compiler makes vector instructions of its loops. Every set gives the same bits.
+//! compiler makes vector instructions of its loops. Every set gives the same bits. A set for which a
+//! kernel would not become faster is left out: each copy takes time to compile, and space.
 //!
 //! On aarch64 there is one set: every processor has NEON, and the compiler uses it everywhere.
 
@@ -54,6 +55,9 @@ pub(super) trait Instructions {
 
 /// A loop over elements.
 pub(super) trait Kernel {
+    /// Whether it widens float8: only that is faster with VBMI than with other AVX-512.
+    const WIDENS_FLOAT8: bool;
+
     /// Runs the loop. `#[inline(always)]`, so that it is compiled as part of a function that has
     /// these instructions.
     fn run<I: Instructions>(self);
@@ -73,10 +77,10 @@ fn with_quiet_nan(from: [f16; LANES]) -> [f16; LANES] {
 }
 
 /// Runs a kernel with the widest instructions that this processor has.
-pub(super) fn run(kernel: impl Kernel) {
+pub(super) fn run<K: Kernel>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     {
-        if x86::has_avx512_vbmi() {
+        if K::WIDENS_FLOAT8 && x86::has_avx512_vbmi() {
             // SAFETY: the processor has these instructions.
             return unsafe { x86::run_avx512_vbmi(kernel) };
         }
@@ -84,10 +88,17 @@ pub(super) fn run(kernel: impl Kernel) {
             // SAFETY: as above.
             return unsafe { x86::run_avx512(kernel) };
         }
-        if x86::has_avx2() {
-            // SAFETY: as above.
-            return unsafe { x86::run_avx2(kernel) };
-        }
+    }
+    run_compact(kernel);
+}
+
+/// Runs a kernel with AVX2 if the processor has it, and with no wider instructions: for kernels
+/// that are rarely a program's slowest part.
+pub(super) fn run_compact(kernel: impl Kernel) {
+    #[cfg(target_arch = "x86_64")]
+    if x86::has_avx2() {
+        // SAFETY: the processor has these instructions.
+        return unsafe { x86::run_avx2(kernel) };
     }
     run_baseline(kernel);
 }
