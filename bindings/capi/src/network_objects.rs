@@ -90,7 +90,7 @@ pub(super) struct CLayer {
 pub(super) enum Owner {
     Network(Arc<CNetwork>, LayerId),
     /// The layer belongs to no network. It has no inputs and outputs.
-    Handle(TryRwLock<Layer, CLayer>),
+    Handle(Box<TryRwLock<Layer, CLayer>>),
 }
 
 impl Object for CLayer {
@@ -103,7 +103,7 @@ impl CLayer {
     }
 
     pub(super) fn without_network(layer: DistCollectiveLayer) -> Self {
-        CLayer { owner: Owner::Handle(TryRwLock::new(layer.into())) }
+        CLayer { owner: Owner::Handle(Box::new(TryRwLock::new(layer.into()))) }
     }
 
     /// Calls `act` with the layer.
