@@ -18,9 +18,12 @@ const ELEMENTS: i64 = 2;
 /// Something that makes one call.
 type Call = Box<dyn FnMut() -> Result<()>>;
 
+/// Makes the call of a rank.
+type Make = fn(Communicator) -> Result<Call>;
+
 /// Prints the medians of all ways.
 pub fn measure() -> Result<()> {
-    let ways: [(&str, fn(Communicator) -> Result<Call>); 2] = [("bare", bare), ("engine", engine)];
+    let ways: [(&str, Make); 2] = [("bare", bare), ("engine", engine)];
     for (way, make) in ways {
         let mut alone = make(Communicator::in_process(1)?.remove(0))?;
         let alone = median_micros(SAMPLES, CALLS, &mut alone)?;
