@@ -1,8 +1,8 @@
 //! Runs a kernel with the widest vector instructions of this processor.
 //!
 //! A kernel is one generic function. It is compiled once for each set of instructions, and the
-//! compiler makes vector instructions of its loops. Every set gives the same bits. A set for which a
-//! kernel would not become faster is left out: each copy takes time to compile, and space.
+//! compiler makes vector instructions of its loops. Every set gives the same bits. A set for which
+//! a kernel would not become faster is left out: each copy takes time to compile, and space.
 //!
 //! On aarch64 there is one set: every processor has NEON, and the compiler uses it everywhere.
 
