@@ -93,9 +93,6 @@ fn check_ends(network: &Network, index: usize, layer: &Layer, mistakes: &mut Vec
         let (inputs, outputs) = (count_of(layer.inputs.len(), "input"), count_of(layer.outputs.len(), "output"));
         note(error!(InvalidNetwork, "its kind does not have {inputs} and {outputs}"));
     }
-    if let Err(error) = layer.body.op().check() {
-        note(error);
-    }
     let mut tensors = layer.inputs.iter().chain(&layer.outputs);
     if let Some(error) = tensors.find_map(|t| t.check(network.number, network.tensors.len()).err()) {
         note(error);

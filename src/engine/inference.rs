@@ -88,7 +88,8 @@ pub(super) fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mu
         let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
         // A layer that depends on a mistake is not checked: its errors would follow from that one.
         let Some(inputs) = inputs else { continue };
-        match layer.body.op().output_types(&inputs) {
+        let op = layer.body.op();
+        match op.check().and_then(|()| op.output_types(&inputs)) {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {
                 for (tensor, data_type) in layer.outputs.iter().zip(outputs) {
                     types[tensor.index()] = Some(data_type);
@@ -186,21 +187,21 @@ pub(crate) fn infer_shapes(
     mut shapes: Vec<Option<Shape>>,
     mut report: impl FnMut(usize, Error),
 ) -> Vec<Option<Shape>> {
-    let mut inputs = Vec::new();
     for (position, &id) in schedule.iter().enumerate() {
         let layer = &network.layers[id.index()];
         if layer.inputs.iter().any(|input| shapes[input.index()].is_none()) {
             continue;
         }
-        inputs.clear();
-        inputs.extend(layer.inputs.iter().filter_map(|input| shapes[input.index()]));
+        // References: a plan may name one tensor very often.
+        let inputs: Vec<&Shape> = layer.inputs.iter().filter_map(|input| shapes[input.index()].as_ref()).collect();
         let data_type = layer.inputs.first().and_then(|input| types[input.index()]);
         let is_collective = layer.collective().is_some();
-        if is_collective && (collectives[id.index()].is_none() || data_type.is_none()) {
+        let op = layer.body.op();
+        if op.check().is_err() || is_collective && (collectives[id.index()].is_none() || data_type.is_none()) {
             // Its mistake is known.
             continue;
         }
-        match layer.body.op().output_shapes(&inputs) {
+        match op.output_shapes(&inputs) {
             Ok(outputs) if outputs.len() == layer.outputs.len() => {
                 for (tensor, shape) in layer.outputs.iter().zip(outputs) {
                     shapes[tensor.index()] = Some(shape);

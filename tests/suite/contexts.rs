@@ -272,7 +272,7 @@ fn every_byte_of_a_plan_counts() {
     assert_eq!(message(&plan[..5]), "the plan ends after 5 bytes, within its magic");
     assert_eq!(message(&plan[..10]), "the plan ends after 10 bytes, within its format version");
     let mut newer = plan.clone();
-    newer[8] = 6;
+    newer[8] = 7;
     assert_eq!(
         message(&newer),
         "the plan has format 7, written by distcollective \"0.1.0\"; this is 0.1.0, which reads format 6"
@@ -339,7 +339,7 @@ fn several_contexts_streams_and_rebinding() {
         a.bind_output("y", Buffer::zeroed(DataType::Int32, [2])?)?;
         b.bind_output("y", Buffer::zeroed(DataType::Int32, [2])?)?;
         a.bind_input("x", Arc::clone(&shared))?;
-        b.bind_input("x", shared)?;
+        b.bind_input("x", Arc::clone(&shared))?;
         for i in 0..3 {
             let work_a = first.enqueue(a, &streams[0])?;
             let work_b = second.enqueue(b, &streams[1])?;
@@ -350,6 +350,8 @@ fn several_contexts_streams_and_rebinding() {
             a.bind_input("x", Buffer::from_slice(&[r + i, 10], [2])?)?;
         }
         assert!(a.get_mut("x").is_ok() && b.get_mut("x").is_err(), "a shared buffer is not written");
+        drop(shared);
+        assert!(b.get_mut("x").is_ok(), "it is shared no longer");
         assert!(first.enqueue(sum_engine(2, 2).create_execution_context()?.create_bindings(), &streams[1]).is_err());
         Ok(sums)
     });

@@ -33,7 +33,7 @@ impl ConcatenationLayer {
         Ok(())
     }
 
-    fn output_shape(&self, inputs: &[Shape]) -> Result<Shape> {
+    fn output_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
         let (axis, first) = (self.axis, inputs[0]);
         let rank = first.dim_count();
         if axis >= rank {
@@ -84,7 +84,7 @@ impl LayerOp for ConcatenationLayer {
         one_type(inputs).map(|data_type| vec![data_type])
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
         self.output_shape(inputs).map(|shape| vec![shape])
     }
 

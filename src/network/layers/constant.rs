@@ -45,7 +45,7 @@ impl LayerOp for ConstantLayer {
         Ok(vec![self.value.data_type()])
     }
 
-    fn output_shapes(&self, _inputs: &[Shape]) -> Result<Vec<Shape>> {
+    fn output_shapes(&self, _inputs: &[&Shape]) -> Result<Vec<Shape>> {
         Ok(vec![self.value.shape()])
     }
 

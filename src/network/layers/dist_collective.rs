@@ -22,8 +22,8 @@ impl LayerOp for DistCollectiveLayer {
         Ok(inputs.to_vec())
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        output_shape(self.collective_operation(), self.rank_count() as usize, &inputs[0]).map(|shape| vec![shape])
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        output_shape(self.collective_operation(), self.rank_count() as usize, inputs[0]).map(|shape| vec![shape])
     }
 
     /// all_gather can too, but at an offset that depends on the rank. Plans do not depend on it.

@@ -47,8 +47,8 @@ impl LayerOp for ElementWiseLayer {
         Ok(vec![data_type])
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        broadcast(&inputs[0], &inputs[1]).map(|shape| vec![shape])
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        broadcast(inputs[0], inputs[1]).map(|shape| vec![shape])
     }
 
     fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {

@@ -104,8 +104,8 @@ pub(crate) trait LayerOp {
     }
 
     /// The shapes of the outputs, from those of the inputs.
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.iter().map(|shape| **shape).collect())
     }
 
     /// The largest index that it takes of any dimension.

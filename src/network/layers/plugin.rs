@@ -303,8 +303,8 @@ impl LayerOp for PluginLayer {
         Ok(outputs)
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        self.plugin.output_shapes(inputs)
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        self.plugin.output_shapes(&inputs.iter().map(|shape| **shape).collect::<Vec<_>>())
     }
 
     fn kernels(&self, _inputs: &[DataType]) -> Result<Vec<Kernel>> {

@@ -231,8 +231,8 @@ impl LayerOp for ShuffleLayer {
         self.shuffle.check()
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        self.shuffle.steps(&inputs[0]).map(|steps| vec![steps.output])
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        self.shuffle.steps(inputs[0]).map(|steps| vec![steps.output])
     }
 
     fn works_in_place(&self, _input: DataType) -> bool {

@@ -147,8 +147,8 @@ impl LayerOp for SliceLayer {
         self.check_dim_counts()
     }
 
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        self.output_shape(&inputs[0]).map(|shape| vec![shape])
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
+        self.output_shape(inputs[0]).map(|shape| vec![shape])
     }
 
     fn largest_index(&self) -> Option<i64> {
