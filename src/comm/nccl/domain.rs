@@ -5,14 +5,24 @@ use std::time::{Duration, Instant};
 
 use super::super::backend::{Backend, Control, SharedGraph};
 use super::handle::{ABORT_TIMEOUT, NcclHandle};
-use super::watchdog;
 use crate::cuda::{Graph, Visit};
 use crate::error::{Error, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
+use crate::util::poller::Poller;
+use crate::util::wait::LOOK;
 
 /// How long a thread may take to come out of NCCL when NCCL's abort flags are set.
 const COME_OUT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The thread that looks after threads inside NCCL.
+///
+/// On a communicator that blocks, NCCL keeps a thread that enqueues a call until the call has its
+/// place, which may depend on other ranks. That thread can look at nothing meanwhile: not at its
+/// deadline, and not at whether a peer has failed. So it says until when it may stay, and the
+/// watchdog looks for it. What asks CUDA something has another thread, because the answer may wait
+/// for a lock that the thread inside NCCL holds.
+static WATCHDOG: Poller = Poller::new("dcl-watchdog", LOOK);
 
 /// A communicator and everything that was split from it. An error of one ends all.
 pub(super) struct NcclDomain {
@@ -69,11 +79,15 @@ impl NcclDomain {
     }
 
     pub(super) fn add(self: &Arc<Self>, handle: &Arc<NcclHandle>) {
-        if handle.is_blocking {
-            watchdog::watch(self);
-        }
         let mut handles = lock(&self.handles);
         handles.retain(|handle| handle.strong_count() > 0);
+        if handle.is_blocking && handles.is_empty() {
+            let domain = Arc::downgrade(self);
+            let added = WATCHDOG.add(move || domain.upgrade().inspect(|domain| domain.watch()).is_some());
+            if let Err(error) = added {
+                crate::util::log::event!(WARN, "no thread to look after calls of NCCL: {error}");
+            }
+        }
         handles.push(Arc::downgrade(handle));
     }
 
@@ -144,7 +158,7 @@ impl NcclDomain {
     /// For the watchdog: if a thread stays too long inside one of the communicators, or a peer has
     /// failed meanwhile, has it come out. The call then fails, which ends the domain. If the thread
     /// does not come out, ends the domain here.
-    pub(super) fn watch(&self) {
+    fn watch(&self) {
         for handle in living(&self.handles) {
             let Some((error, since)) = handle.throw_out(|| self.check().and_then(|()| self.check_controls())) else {
                 continue;

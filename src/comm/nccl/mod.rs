@@ -17,7 +17,6 @@ mod route;
 mod scratch;
 mod staging;
 mod sys;
-mod watchdog;
 mod window;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
