@@ -11,8 +11,8 @@ use super::messages::Messenger;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::call_progress::CallProgress;
-use super::protocol::running_call::RunningCall;
 use super::protocol::segment::Segment;
+use super::transfer::running_call::RunningCall;
 use super::world::World;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
@@ -121,7 +121,7 @@ impl HostBackend {
         // them finds the other's.
         fence(Ordering::SeqCst);
         let latest = progress.sequence;
-        progress.compare_until(self, latest).map_err(|error| self.end(error))
+        progress.compare_until(&self.segment, self.rank, latest).map_err(|error| self.end(error))
     }
 
     /// The error that ended the communicator, if one did.

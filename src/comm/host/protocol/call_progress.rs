@@ -2,11 +2,12 @@
 //! have made the same calls.
 
 use super::report;
+use super::segment::Segment;
 use super::slot::{CallHeader, HEADER_RING_LEN};
 use crate::collective::{Call, Purpose};
-use crate::comm::host::HostBackend;
 use crate::comm::transfer_path::TransferPath;
 use crate::error::Result;
+use crate::rank::GroupRank;
 
 /// How far this rank has come in its communicator.
 pub(crate) struct CallProgress {
@@ -21,9 +22,9 @@ pub(crate) struct CallProgress {
     /// its header.
     is_latest_counted: bool,
     /// The number of its latest round (invariant 7).
-    pub(crate) round: u64,
+    pub(super) round: u64,
     /// This rank may write stages up to this round (invariant 8).
-    pub(crate) stage_room: u64,
+    pub(super) stage_room: u64,
     /// The collectives up to this one have been found equal on every rank.
     pub(super) agreed: u64,
     /// The collectives up to this one have been published as done (invariant 4).
@@ -88,17 +89,17 @@ impl CallProgress {
 
     /// Compares all headers of the collectives up to `last` that are there (invariant 5).
     #[inline]
-    pub(crate) fn compare_until(&mut self, host: &HostBackend, last: u64) -> Result<()> {
-        if self.agreed < last { self.compare_new(host, last) } else { Ok(()) }
+    pub(crate) fn compare_until(&mut self, segment: &Segment, rank: GroupRank, last: u64) -> Result<()> {
+        if self.agreed < last { self.compare_new(segment, rank, last) } else { Ok(()) }
     }
 
-    fn compare_new(&mut self, host: &HostBackend, last: u64) -> Result<()> {
+    fn compare_new(&mut self, segment: &Segment, rank: GroupRank, last: u64) -> Result<()> {
         let first = self.agreed + 1;
         let (mut agreed, mut difference) = (last, u64::MAX);
-        for peer in host.segment.ranks().filter(|peer| *peer != host.rank) {
+        for peer in segment.ranks().filter(|peer| *peer != rank) {
             for sequence in first..=last {
                 let own = self.signature(sequence);
-                match host.segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
+                match segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
                     Some(words) if words == own => continue,
                     Some(_) => difference = difference.min(sequence),
                     // It has posted no later one either.
@@ -108,7 +109,7 @@ impl CallProgress {
             }
         }
         if difference <= last {
-            return Err(report::disagreement(host, difference, self.number_of(difference)));
+            return Err(report::disagreement(segment, difference, self.number_of(difference)));
         }
         self.agreed = agreed;
         Ok(())

@@ -5,13 +5,13 @@ pub(super) mod abort_domain;
 pub(super) mod access_guard;
 mod asymmetric_fence;
 pub(super) mod call_progress;
+pub(super) mod call_protocol;
 mod caller_threads;
 #[cfg(all(test, loom))]
 pub(super) mod model;
 mod prefetch;
 mod processors;
 mod report;
-pub(super) mod running_call;
 pub(super) mod segment;
 pub(super) mod slot;
 pub(super) mod waiter;

@@ -1,12 +1,11 @@
 //! The texts of errors and warnings about a call: which ranks are missing, what they had to do, and
 //! what they called instead.
 
-use super::segment::Milestone;
+use super::segment::{Milestone, Segment};
 use super::slot::CallHeader;
 use super::waiter::WaitError;
 use crate::collective::Call;
 use crate::comm::backend::Request;
-use crate::comm::host::HostBackend;
 use crate::comm::signature::place_of;
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
@@ -15,7 +14,8 @@ use crate::util::text::list_ranks;
 /// One call of one rank, as its errors and warnings describe it.
 #[derive(Clone, Copy)]
 pub(crate) struct Report<'a> {
-    pub(crate) host: &'a HostBackend,
+    pub(crate) segment: &'a Segment,
+    pub(crate) rank: GroupRank,
     pub(crate) request: &'a Request<'a>,
     /// The number of the collective.
     pub(crate) sequence: u64,
@@ -23,18 +23,9 @@ pub(crate) struct Report<'a> {
     pub(crate) number: u64,
 }
 
-impl HostBackend {
-    /// Whether a peer made the same call as this rank; `None` while it has posted no header.
-    pub(crate) fn agrees(&self, peer: GroupRank, sequence: u64) -> Option<bool> {
-        let signature = |rank| self.segment.slot(rank).call_header(sequence).map(CallHeader::signature);
-        Some(signature(peer)? == signature(self.rank)?)
-    }
-}
-
 /// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
 /// `number` is for [`place_of`].
-pub(crate) fn disagreement(host: &HostBackend, sequence: u64, number: u64) -> Error {
-    let segment = &host.segment;
+pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Error {
     let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
         let Some(words) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
@@ -82,18 +73,24 @@ impl Report<'_> {
         format!("{call} ({})", place_of(call.purpose.is_counted(), self.number))
     }
 
+    /// Whether a peer has posted another call than this rank.
+    fn differs(&self, peer: GroupRank) -> bool {
+        let signature = |rank| self.segment.slot(rank).call_header(self.sequence).map(CallHeader::signature);
+        signature(peer).is_some_and(|peers| signature(self.rank).is_some_and(|own| own != peers))
+    }
+
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {
-        self.host.segment.has_reached(peer, Milestone::Posted(sequence))
+        self.segment.has_reached(peer, Milestone::Posted(sequence))
     }
 
     /// The ranks that have not come so far. If some have not arrived at the collective, only those:
     /// the others wait for them.
     fn missing(&self, milestone: Milestone) -> impl Iterator<Item = GroupRank> {
-        let segment = &*self.host.segment;
+        let segment = self.segment;
         let sequence = if let Milestone::Done(sequence) = milestone { sequence } else { self.sequence };
         let have_arrived = segment.ranks().all(|peer| self.has_arrived(peer, sequence));
         let milestone = if have_arrived { milestone } else { Milestone::Posted(sequence) };
-        let own = self.host.rank;
+        let own = self.rank;
         segment.ranks().filter(move |peer| {
             // This rank's own `done` follows from its peers' headers.
             let is_own_done = matches!(milestone, Milestone::Done(_)) && *peer == own;
@@ -102,25 +99,25 @@ impl Report<'_> {
     }
 
     fn list(&self, peers: impl Iterator<Item = GroupRank>) -> String {
-        list_ranks(peers.map(|peer| self.host.segment.member(peer).0))
+        list_ranks(peers.map(|peer| self.segment.member(peer).0))
     }
 
     /// Whether all ranks have arrived, so that some are still moving elements.
     fn are_moving(&self, milestone: Milestone) -> bool {
-        let mut ranks = self.host.segment.ranks();
+        let mut ranks = self.segment.ranks();
         matches!(milestone, Milestone::Round(_) | Milestone::Taken(_))
             && ranks.all(|peer| self.has_arrived(peer, self.sequence))
     }
 
     /// The error of a wait for `milestone`.
     pub(crate) fn error(&self, error: WaitError, milestone: Milestone) -> Error {
-        let segment = &*self.host.segment;
+        let segment = self.segment;
         let what = self.call();
         match error {
             WaitError::Aborted(reason) => reason,
             // A rank may be missing because ranks made different calls.
-            _ if segment.ranks().any(|peer| self.host.agrees(peer, self.sequence) == Some(false)) => {
-                disagreement(self.host, self.sequence, self.number)
+            _ if segment.ranks().any(|peer| self.differs(peer)) => {
+                disagreement(self.segment, self.sequence, self.number)
             }
             WaitError::DeadlineExceeded => {
                 let late = self.list(self.missing(milestone));
@@ -142,7 +139,7 @@ impl Report<'_> {
                 };
                 let lost = error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone()));
                 // A rank that fails meanwhile aborts before it leaves. Its reason does not name it.
-                self.host.domain().check().err().unwrap_or(lost)
+                self.segment.domain.check().err().unwrap_or(lost)
             }
         }
     }
@@ -164,15 +161,15 @@ impl Report<'_> {
 
     /// The warning about a wait that has lasted `seconds`.
     pub(crate) fn slow(&self, seconds: u64, milestone: Milestone) -> String {
-        let segment = &*self.host.segment;
+        let segment = self.segment;
         let missing: Vec<GroupRank> = self.missing(milestone).collect();
         let problem = match self.are_moving(milestone) {
             true => "still moving elements",
             false => "not there",
         };
         let verb = if missing.len() == 1 { "is" } else { "are" };
-        let own = segment.member(self.host.rank);
-        let hint = missing.iter().find_map(|peer| self.host.domain().callers.hint_about(segment.member(*peer)));
+        let own = segment.member(self.rank);
+        let hint = missing.iter().find_map(|peer| self.segment.domain.callers.hint_about(segment.member(*peer)));
         let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
         format!(
             "rank {own}: {label}{} has waited for {seconds} s: {} {verb} {problem}{}",

@@ -4,10 +4,9 @@
 //! its share of every output once. In a long reduce each rank writes its share to the root's
 //! output.
 
+use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
-use crate::comm::host::protocol::running_call::RunningCall;
-use crate::comm::host::protocol::segment::Milestone;
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
 use crate::error::{Result, bail};
 use crate::memory::Address;
@@ -23,7 +22,7 @@ const SHARED_REDUCE_BYTES: usize = 32 << 10;
 
 impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
-    pub(crate) fn direct(&mut self) -> Result<()> {
+    pub(super) fn direct(&mut self) -> Result<()> {
         let call = self.request.call;
         let rank = self.host.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
@@ -48,12 +47,10 @@ impl RunningCall<'_> {
         // its last access (invariant 11).
         fence(Ordering::Acquire);
         self.host.domain().check()?;
-        self.progress.round += 1;
-        self.host.segment.finish_round(self.host.rank, self.progress.round);
         // No rank returns while a peer may touch its buffers (invariant 10).
-        let finished = Milestone::Round(self.progress.round);
+        let finished = self.protocol.finish_round();
         let touched_by = |peer: &GroupRank| shares_reduce || call.moves(rank, *peer);
-        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.wait_for(peer, finished))?;
+        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.protocol.wait_for(peer, finished))?;
         self.round_in_place();
         Ok(())
     }
@@ -65,9 +62,8 @@ impl RunningCall<'_> {
         if call.block_bytes() < SHARED_REDUCE_BYTES {
             return Ok(false);
         }
-        self.wait_for_headers(|_, _| true)?;
-        let header = self.host.segment.slot(root).call_header(self.progress.sequence);
-        Ok(header.is_some_and(|header| header.output() != BufferLocation::Unreachable))
+        self.protocol.wait_for_headers(|_| true)?;
+        Ok(self.reaches(root, CallHeader::output))
     }
 
     /// Bytes of this rank's output.
@@ -84,7 +80,7 @@ impl RunningCall<'_> {
         byte_len: usize,
     ) -> Result<*mut u8> {
         let segment = &*self.host.segment;
-        match segment.slot(peer).call_header(self.progress.sequence).map_or(BufferLocation::Unreachable, buffer) {
+        match self.protocol.header(peer).map_or(BufferLocation::Unreachable, buffer) {
             BufferLocation::Address(_) if segment.spans_processes => {
                 bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
             }
@@ -119,7 +115,7 @@ impl RunningCall<'_> {
         }
         for done in (0..len).step_by(ACCESS_BYTES) {
             let part = ACCESS_BYTES.min(len - done);
-            self.before_moving(part)?;
+            self.protocol.before_moving(part)?;
             let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
@@ -168,7 +164,7 @@ impl RunningCall<'_> {
         self.with_addresses(source_of, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
-                self.before_moving(part)?;
+                self.protocol.before_moving(part)?;
                 let result = target.wrapping_add(start);
                 let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.

@@ -1,9 +1,9 @@
 //! Collectives of a few KiB: each rank copies its input into its eager memory before it posts its
 //! header. Its peers read it there, so no rank waits at the end.
 
+use super::running_call::RunningCall;
 use crate::collective::{Call, Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
-use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::EAGER_BYTES;
 use crate::compute;
 use crate::error::Result;
@@ -15,18 +15,18 @@ use crate::stream::Watch;
 const MOST_REDUCED: usize = 8 * EAGER_BYTES;
 
 /// Whether inputs of this length move through the ranks' eager memory in a call.
-pub(crate) fn fits(call: &Call, input_bytes: usize, rank_count: usize) -> bool {
+pub(super) fn fits(call: &Call, input_bytes: usize, rank_count: usize) -> bool {
     let is_shared = matches!(call.collective, Collective::AllReduce { .. });
     input_bytes <= EAGER_BYTES && !(is_shared && input_bytes > MOST_REDUCED / rank_count)
 }
 
 impl RunningCall<'_> {
     /// Copies this rank's input to where peers find it.
-    pub(crate) fn post_input(&self, byte_len: usize) -> Result<()> {
+    pub(super) fn post_input(&self, byte_len: usize) -> Result<()> {
         if byte_len == 0 {
             return Ok(());
         }
-        let (host, sequence) = (self.host, self.progress.sequence);
+        let (host, sequence) = (self.host, self.protocol.sequence());
         let keep_going = || host.check().and_then(|()| check_allocation(self.request.deadline));
         host.segment.allocate_eager(host.rank, &keep_going)?;
         // SAFETY: the place has room for the longest eager input.
@@ -50,8 +50,8 @@ impl RunningCall<'_> {
     }
 
     /// Moves the elements from the ranks' eager memory.
-    pub(crate) fn eager(&mut self) -> Result<()> {
-        self.take_inputs(|peer| self.host.segment.read_eager(peer, self.progress.sequence))
+    pub(super) fn eager(&mut self) -> Result<()> {
+        self.take_inputs(|peer| self.host.segment.read_eager(peer, self.protocol.sequence()))
     }
 
     /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a

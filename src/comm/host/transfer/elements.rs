@@ -1,8 +1,8 @@
 //! What a rank does with elements of float32 buffers that it takes: it moves or reduces them, and
 //! with a transport type it rounds each contribution as it reads it.
 
+use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
-use crate::comm::host::protocol::running_call::RunningCall;
 use crate::compute::{self, Stored};
 
 /// The longest output that is left in the processor's cache, in bytes.

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::comm::host::protocol::running_call::RunningCall;
+use super::running_call::RunningCall;
 use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
 use crate::error::Result;
 
@@ -12,13 +12,13 @@ use crate::error::Result;
 type Payloads = SmallVec<[u64; 512]>;
 
 /// Whether an input of this length fits a header.
-pub(crate) fn fits(input_bytes: usize) -> bool {
+pub(super) fn fits(input_bytes: usize) -> bool {
     input_bytes <= PAYLOAD_BYTES
 }
 
 impl RunningCall<'_> {
     /// The bytes of this rank's input. Those of a list are copied to `room`.
-    pub(crate) fn payload<'r>(&'r self, byte_len: usize, room: &'r mut [u8; PAYLOAD_BYTES]) -> &'r [u8] {
+    pub(super) fn payload<'r>(&'r self, byte_len: usize, room: &'r mut [u8; PAYLOAD_BYTES]) -> &'r [u8] {
         match byte_len {
             0 => &[],
             // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
@@ -33,13 +33,13 @@ impl RunningCall<'_> {
     }
 
     /// Moves the elements from the peers' headers.
-    pub(crate) fn inline(&mut self) -> Result<()> {
+    pub(super) fn inline(&mut self) -> Result<()> {
         let segment = &*self.host.segment;
         let words = self.input_bytes.div_ceil(size_of::<u64>());
         let mut payloads = Payloads::new();
         for peer in segment.ranks() {
             // A header does not change before this rank has finished this collective (invariant 4).
-            let header = || segment.slot(peer).call_header(self.progress.sequence);
+            let header = || self.protocol.header(peer);
             match (self.takes_from(peer) && self.reads_copy_of(peer)).then(header).flatten() {
                 Some(header) => payloads.extend(header.payload(self.input_bytes)),
                 None => payloads.resize(payloads.len() + words, 0),

@@ -2,7 +2,8 @@
 //! same one (invariant 6).
 
 mod direct;
-pub(super) mod eager;
+mod eager;
 mod elements;
-pub(super) mod inline;
+mod inline;
+pub(super) mod running_call;
 mod staged;

@@ -11,9 +11,9 @@
 //! With a transport type a stage has elements of that type. The copying into the stage rounds them,
 //! and what a rank gives to its own reduction goes through its stage too.
 
+use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
-use crate::comm::host::protocol::running_call::RunningCall;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
@@ -44,19 +44,19 @@ struct Piece {
 
 impl RunningCall<'_> {
     /// Moves the elements through staging memory.
-    pub(crate) fn staged(&mut self) -> Result<()> {
+    pub(super) fn staged(&mut self) -> Result<()> {
         let call = self.request.call;
         let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_elements);
         // A stage holds one piece for all takers, or one for each.
         let stages_own = self.stages_own();
         let parts = call.input().blocks(if stages_own { n } else { n - 1 });
         let most = piece_bytes(parts) / self.staged_type().byte_len();
-        let gives = self.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
+        let gives = self.protocol.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
         if gives {
             let keep_going = || self.host.check().and_then(|()| check_allocation(self.request.deadline));
             self.host.segment.allocate_staging(rank, &keep_going)?;
         }
-        let before = self.progress.round;
+        let before = self.protocol.round();
         let last = before + block.div_ceil(most) as u64;
         let piece_of = |round: u64| {
             let start = (round - before - 1) as usize * most;
@@ -69,18 +69,20 @@ impl RunningCall<'_> {
         };
         let mut staged = if gives { before } else { last };
         for round in before + 1..=last {
-            self.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
+            self.protocol.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
             // Peers may wait for the stage of this round, so this rank waits for room for it. It
             // gives later rounds as far as it has room.
-            while staged < last && (staged < round || staged - round < most_ahead && self.has_room_for(staged + 1)) {
+            while staged < last
+                && (staged < round || staged - round < most_ahead && self.protocol.has_room_for(staged + 1))
+            {
                 staged += 1;
-                self.wait_for_stage(staged)?;
+                self.protocol.wait_for_stage(staged)?;
                 self.fill_stage(piece_of(staged));
                 self.host.segment.set_round(rank, staged);
             }
-            for peer in self.peers() {
+            for peer in self.protocol.peers() {
                 if self.takes_from(peer) {
-                    self.wait_for(peer, Milestone::Round(round))?;
+                    self.protocol.wait_for(peer, Milestone::Round(round))?;
                 }
             }
             self.take_piece(piece_of(round))?;
@@ -88,34 +90,8 @@ impl RunningCall<'_> {
                 self.host.segment.set_taken(rank, round);
             }
         }
-        self.progress.round = last;
+        self.protocol.set_round(last);
         Ok(())
-    }
-
-    /// Whether no peer reads the stage of a round any more, as far as this rank has looked
-    /// (invariant 8).
-    fn has_room_for(&mut self, round: u64) -> bool {
-        if round > self.progress.stage_room {
-            let slowest = self.peers().map(|peer| self.host.segment.taken(peer)).min();
-            self.progress.stage_room =
-                slowest.map_or(u64::MAX, |taken| taken.saturating_add(stage_count(self.host.segment.len()) as u64));
-        }
-        round <= self.progress.stage_room
-    }
-
-    /// Waits until no peer reads the stage of a round any more (invariant 8).
-    fn wait_for_stage(&mut self, round: u64) -> Result<()> {
-        if self.has_room_for(round) {
-            return Ok(());
-        }
-        let needed = Milestone::Taken(round - stage_count(self.host.segment.len()) as u64);
-        self.peers().try_for_each(|peer| self.wait_for(peer, needed))
-    }
-
-    /// The other ranks.
-    fn peers(&self) -> impl Iterator<Item = GroupRank> + use<> {
-        let own = self.host.rank;
-        self.host.segment.ranks().filter(move |peer| *peer != own)
     }
 
     /// The type of the elements in stages.
@@ -139,7 +115,7 @@ impl RunningCall<'_> {
         let stage_for = |taker: GroupRank| self.stage(self.part_for(taker, self.host.rank), taker.index(), piece);
         match self.stages_own() {
             true => self.host.segment.ranks().for_each(stage_for),
-            false => self.peers().for_each(stage_for),
+            false => self.protocol.peers().for_each(stage_for),
         }
     }
 

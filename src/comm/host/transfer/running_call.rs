@@ -1,0 +1,228 @@
+//! One collective on one rank: it posts its header, and its elements move in one of four ways.
+
+use smallvec::SmallVec;
+
+use super::{eager, inline};
+use crate::collective::{Collective, Givers, Side};
+use crate::comm::backend::Request;
+use crate::comm::host::HostBackend;
+use crate::comm::host::protocol::call_progress::CallProgress;
+use crate::comm::host::protocol::call_protocol::CallProtocol;
+use crate::comm::host::protocol::slot::{BufferLocation, CallBody, CallHeader, PAYLOAD_BYTES};
+use crate::comm::transfer_path::TransferPath;
+use crate::error::Result;
+use crate::memory::Address;
+use crate::rank::GroupRank;
+
+/// A list with a value for each rank. It is on the stack, unless there are many ranks.
+/// It is filled where it is, because it is large to move.
+type ForEachRank<T> = SmallVec<[T; 64]>;
+
+/// One collective on one rank.
+pub(crate) struct RunningCall<'a> {
+    pub(super) host: &'a HostBackend,
+    pub(super) request: &'a Request<'a>,
+    /// What the rank agrees on with its peers, and its waits for them.
+    pub(super) protocol: CallProtocol<'a>,
+    /// The ranks from which this rank takes elements.
+    givers: Givers,
+    /// The length of the input of a rank that gives.
+    pub(super) input_bytes: usize,
+    /// The path of a call so small that each rank gives a copy of its input with its header.
+    path_of_copies: Option<TransferPath>,
+}
+
+impl<'a> RunningCall<'a> {
+    /// The next collective of this rank.
+    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+        let protocol = CallProtocol::new(&host.segment, host.rank, progress, request);
+        let (call, n) = (&request.call, host.segment.len());
+        let input_bytes = call.input_bytes(n);
+        let path_of_copies = match input_bytes {
+            _ if inline::fits(input_bytes) => Some(TransferPath::Inline),
+            _ if eager::fits(call, input_bytes, n) => Some(TransferPath::Eager),
+            _ => None,
+        };
+        RunningCall { host, request, protocol, givers: call.givers_to(host.rank), input_bytes, path_of_copies }
+    }
+
+    /// Runs the collective. After an error the caller aborts the communicator before it drops this.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        self.run_phases()?;
+        self.protocol.finish();
+        Ok(())
+    }
+
+    fn run_phases(&mut self) -> Result<()> {
+        let Request { call, .. } = self.request;
+        self.protocol.wait_for_room()?;
+        if call.purpose.is_announcement() {
+            self.protocol.post(CallBody::Payload(&[]));
+            // No rank waits for another one, except in a capture.
+            return self.protocol.wait_for_headers(|_| call.purpose.is_awaited());
+        }
+        let locations = self.post_header()?;
+        let (needs_all, givers) = (self.has_to_know_that_all_match(), self.givers);
+        // A rank that only gives compares in its next call, or while it waits. Now it would look at
+        // headers that are mostly not there yet.
+        if needs_all || !givers.has_no_peer_of(self.host.rank) {
+            self.protocol.wait_for_headers(|peer| needs_all || givers.contains(peer))?;
+        }
+        if call.block_elements == 0 {
+            return Ok(());
+        }
+        // Every rank finds the same path (invariant 6).
+        let path = match (self.path_of_copies, locations) {
+            (Some(path), _) => path,
+            (None, locations) if self.is_direct(locations)? => TransferPath::Direct,
+            _ => TransferPath::Staged,
+        };
+        self.protocol.set_path(path);
+        match path {
+            TransferPath::Inline => self.inline(),
+            TransferPath::Eager => self.eager(),
+            TransferPath::Direct => self.direct(),
+            TransferPath::Staged => self.staged(),
+        }
+    }
+
+    /// Whether this rank is a root that takes from no peer, but has to know that all calls match
+    /// before it writes: because it rounds its input in place, or because it may learn of a
+    /// difference later in this call.
+    fn has_to_know_that_all_match(&self) -> bool {
+        let (rank, request) = (self.host.rank, self.request);
+        let writes_own = self.givers == Givers::Root(rank) && !request.is_in_place_root(rank);
+        request.is_rounding_root(rank) || writes_own && self.path_of_copies.is_none()
+    }
+
+    /// Posts this rank's header, and returns the locations of its input and output in it.
+    fn post_header(&mut self) -> Result<[BufferLocation; 2]> {
+        let (call, rank) = (&self.request.call, self.host.rank);
+        let input_bytes = if call.reads_input(rank) { self.input_bytes } else { 0 };
+        let given_bytes = if call.gives_to_peers(rank) { self.input_bytes } else { 0 };
+        let mut locations = [BufferLocation::Unreachable; 2];
+        let mut room = [0; PAYLOAD_BYTES];
+        let body = match self.path_of_copies {
+            Some(TransferPath::Inline) => CallBody::Payload(self.payload(input_bytes, &mut room)),
+            Some(_) => {
+                self.post_input(given_bytes)?;
+                CallBody::Payload(&[])
+            }
+            None => {
+                locations = [self.input_location(input_bytes), self.output_location()];
+                CallBody::Locations { input: locations[0], output: locations[1] }
+            }
+        };
+        self.protocol.post(body);
+        if self.path_of_copies == Some(TransferPath::Eager) && given_bytes > 0 {
+            self.protocol.prefetch_eager(given_bytes);
+        }
+        Ok(locations)
+    }
+
+    /// Where peers find bytes of this rank.
+    fn locate(&self, address: *const u8, byte_len: usize, is_written: bool) -> BufferLocation {
+        match self.host.segment.spans_processes {
+            true => self.host.arena.locate(address, byte_len, &self.host.lineage, is_written),
+            false => BufferLocation::Address(address.expose_provenance()),
+        }
+    }
+
+    /// Where peers find this rank's input, if they read it in place.
+    fn input_location(&self, input_bytes: usize) -> BufferLocation {
+        match (self.has_input_list() && input_bytes > 0, self.host.segment.spans_processes) {
+            (false, _) => self.locate(self.request.input.pointer, input_bytes, false),
+            (true, false) => BufferLocation::List(self.blocks().as_ptr().expose_provenance()),
+            // The blocks need not be in one block of symmetric memory.
+            (true, true) => BufferLocation::Unreachable,
+        }
+    }
+
+    /// This rank's list, if its side with a block for each rank is one.
+    fn blocks(&self) -> &'a [Address] {
+        self.request.blocks.unwrap_or_default()
+    }
+
+    fn has_list_of(&self, side: Side) -> bool {
+        side.is_per_rank && !self.blocks().is_empty()
+    }
+
+    /// Whether this rank's input is a list.
+    pub(super) fn has_input_list(&self) -> bool {
+        self.has_list_of(self.request.call.input())
+    }
+
+    /// The address of a block of this rank's input.
+    pub(super) fn input_block(&self, index: usize) -> *const u8 {
+        let call = self.request.call;
+        match self.has_input_list() {
+            true => self.blocks()[index].pointer,
+            false => self.request.input.pointer.wrapping_add(index * call.block_bytes()),
+        }
+    }
+
+    /// The address of a block of this rank's output.
+    pub(super) fn output_block(&self, index: usize) -> *mut u8 {
+        let call = self.request.call;
+        match self.has_list_of(call.output()) {
+            true => self.blocks()[index].pointer,
+            false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
+        }
+    }
+
+    /// Where peers find this rank's output, if they may write it.
+    fn output_location(&self) -> BufferLocation {
+        let call = self.request.call;
+        match call.collective {
+            Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.host.rank) => {
+                self.locate(self.request.output.pointer, call.block_bytes(), true)
+            }
+            _ => BufferLocation::Unreachable,
+        }
+    }
+
+    /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call
+    /// without elements that takes from every peer is a barrier.
+    pub(super) fn takes_from(&self, peer: GroupRank) -> bool {
+        self.givers.contains(peer)
+    }
+
+    /// Whether peers reach every buffer that they would touch (invariant 6).
+    fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
+        let segment = &*self.host.segment;
+        if !segment.spans_processes {
+            return Ok(true);
+        }
+        match self.request.call.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => Ok(self.reaches(root, CallHeader::input)),
+            Collective::AllReduce { .. } if output == BufferLocation::Unreachable => Ok(false),
+            _ if input == BufferLocation::Unreachable => Ok(false),
+            collective => {
+                // In gather and reduce only the root has waited for all headers.
+                self.protocol.wait_for_headers(|_| true)?;
+                let writes_outputs = matches!(collective, Collective::AllReduce { .. });
+                Ok(segment.ranks().all(|peer| {
+                    self.reaches(peer, CallHeader::input) && (!writes_outputs || self.reaches(peer, CallHeader::output))
+                }))
+            }
+        }
+    }
+
+    /// Whether peers reach a buffer of a rank, as its header says.
+    pub(super) fn reaches(&self, rank: GroupRank, buffer: fn(&CallHeader) -> BufferLocation) -> bool {
+        self.protocol.header(rank).is_some_and(|header| buffer(header) != BufferLocation::Unreachable)
+    }
+
+    /// Gives `work` a list with one address for each rank, in rank order.
+    pub(super) fn with_addresses<T>(
+        &self,
+        address_of: impl Fn(GroupRank) -> Result<*const u8>,
+        work: impl FnOnce(&mut [*const u8]) -> Result<T>,
+    ) -> Result<T> {
+        let mut addresses = ForEachRank::new();
+        for peer in self.host.segment.ranks() {
+            addresses.push(address_of(peer)?);
+        }
+        work(&mut addresses)
+    }
+}
