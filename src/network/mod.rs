@@ -2,7 +2,6 @@
 //! The builder checks the rest.
 
 mod id;
-mod layer;
 mod layers;
 mod profile;
 mod types;
@@ -11,11 +10,10 @@ use std::collections::HashSet;
 
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
-pub use layer::Layer;
 pub(crate) use layers::LayerRun;
 pub use layers::{
-    CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, LayerBody, Plugin, PluginCall,
-    PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
+    CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, Layer, LayerBody, Plugin,
+    PluginCall, PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
 };
 pub use profile::MAX_PROFILES;
 use profile::Profile;

@@ -1,7 +1,10 @@
 //! Where enqueued work runs ([`Stream`]), and the handle on it ([`Work`]).
 
 mod launch;
+mod launched_work;
+mod queued_work;
 mod task;
+mod task_cell;
 mod wake;
 mod work;
 mod work_future;
@@ -12,10 +15,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub(crate) use queued_work::WorkEnd;
 pub(crate) use task::{Task, Watch};
+pub(crate) use task_cell::TaskCell;
 pub use work::{EnqueueError, Work, WorkError};
 pub use work_future::WorkFuture;
-pub(crate) use worker::{TaskCell, WorkEnd};
 
 use crate::cuda::{CudaStream, Device};
 use crate::error::{Result, bail};

@@ -4,10 +4,10 @@ use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::launch::LaunchedWork;
+use super::launched_work::LaunchedWork;
+use super::queued_work::{QueuedWork, WorkEnd, detached};
 use super::task::Task;
 use super::wake::WakeSlot;
-use super::worker::{QueuedWork, WorkEnd, detached};
 use crate::error::{Error, Result, error};
 use crate::util::{deadline_after, interrupt};
 
@@ -77,8 +77,8 @@ impl<T: Send + 'static> Work<T> {
     where
         T: Task,
     {
-        let (state, end) = detached(task);
-        (Work::new(state), end)
+        let (work, end) = detached(task);
+        (Work::new(WorkState::Queued(work)), end)
     }
 
     /// Whether the work has ended, well or not. Does not block.

@@ -1,15 +1,15 @@
-//! A worker stream: its thread, the queue of that thread, and the work in the queue.
+//! A worker stream: its thread, and the queue of that thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::Waker;
-use std::thread::ThreadId;
 use std::time::Instant;
 
+use super::queued_work::{QueuedWork, WorkerThread, check_not_behind};
 use super::task::{Task, run_in_turn, wait_for_turn};
+use super::task_cell::{TaskCell, TaskCellState};
 use super::work::WorkState;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Result, error};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, MISSED_TURN, TicketPosition};
 use crate::util::fork::ProcessGuard;
 use crate::util::wait::Wait;
@@ -99,161 +99,6 @@ impl Drop for Worker {
             lock(&self.queue.state).closed = true;
             self.queue.changed.notify_all();
         }
-    }
-}
-
-/// The identity of the thread that runs some work.
-#[derive(Clone, Copy)]
-struct WorkerThread {
-    /// Absent for work that no stream runs.
-    id: Option<ThreadId>,
-    process: ProcessGuard,
-}
-
-impl WorkerThread {
-    fn check_process(&self) -> Result<()> {
-        self.process.check("a worker stream")
-    }
-
-    /// Checks that this thread is another one.
-    fn check_is_other(&self) -> Result<()> {
-        if self.id == Some(std::thread::current().id()) {
-            bail!(
-                InvalidArgument,
-                "what runs on a worker stream cannot wait for that stream: it would wait for itself"
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Checks that this thread is not in a run that the work at this position waits for.
-fn check_not_behind(position: Option<&TicketPosition>) -> Result<()> {
-    if position.is_some_and(TicketPosition::is_behind_this_thread) {
-        bail!(
-            InvalidArgument,
-            "a plugin cannot wait for work that was issued after its own run: that work begins when the run has ended"
-        );
-    }
-    Ok(())
-}
-
-/// Work in the queue of a worker stream.
-pub(super) struct QueuedWork<T> {
-    cell: Arc<TaskCell<T>>,
-    position: Option<TicketPosition>,
-    keep: fn(&mut T, Arc<TaskCell<T>>),
-    thread: WorkerThread,
-}
-
-impl<T> QueuedWork<T> {
-    pub(super) fn is_done(&self) -> bool {
-        // In a child that was forked, the work never ends; `check_wait` gives the error at once.
-        !self.thread.process.is_current() || matches!(*lock(&self.cell.state), TaskCellState::Done(..))
-    }
-
-    /// The error that [`wait`](Self::wait) would return at once.
-    pub(super) fn error(&self) -> Option<Error> {
-        if let Err(forked) = self.thread.check_process() {
-            return Some(forked);
-        }
-        match &*lock(&self.cell.state) {
-            TaskCellState::Done(_, Err(error)) => Some(error.clone()),
-            _ => None,
-        }
-    }
-
-    /// Has the stream's thread wake a task when the work ends. Work that has ended before this
-    /// returns need not wake it, so the caller asks once more.
-    pub(super) fn wake_at_end(&self, waker: &Waker) {
-        *lock(&self.cell.waker) = Some(waker.clone());
-    }
-
-    /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
-    /// or the interrupt hook ends the wait.
-    pub(super) fn wait(self, until: Instant) -> Result<(T, Result<()>), Self> {
-        let Some((mut task, result)) = self.cell.wait(until) else { return Err(self) };
-        (self.keep)(&mut task, self.cell);
-        Ok((task, result))
-    }
-
-    /// Checks that this thread may wait for the work.
-    pub(super) fn check_wait(&self) -> Result<()> {
-        self.thread.check_process()?;
-        if self.is_done() {
-            return Ok(());
-        }
-        self.thread.check_is_other()?;
-        check_not_behind(self.position.as_ref())
-    }
-}
-
-/// Holds one task while it goes through a worker stream.
-pub(crate) struct TaskCell<T> {
-    state: Mutex<TaskCellState<T>>,
-    done: Condvar,
-    /// The task of an `async` program that waits.
-    waker: Mutex<Option<Waker>>,
-}
-
-enum TaskCellState<T> {
-    Empty,
-    Queued(T, Option<IssueTicket<'static>>),
-    Done(T, Result<()>),
-}
-
-impl<T> Default for TaskCell<T> {
-    fn default() -> Self {
-        TaskCell { state: Mutex::new(TaskCellState::Empty), done: Condvar::new(), waker: Mutex::default() }
-    }
-}
-
-impl<T> TaskCell<T> {
-    /// Waits for the task and takes it; `None` as in [`QueuedWork::wait`].
-    fn wait(&self, until: Instant) -> Option<(T, Result<()>)> {
-        let take_done = |state: &mut TaskCellState<T>| match std::mem::replace(state, TaskCellState::Empty) {
-            TaskCellState::Done(task, result) => Some((task, result)),
-            other => {
-                *state = other;
-                None
-            }
-        };
-        Wait::until(until).on(&self.state, &self.done, take_done).ok()
-    }
-}
-
-/// Ends work that no stream runs.
-pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
-
-/// Work that no stream runs, and what ends it.
-pub(super) fn detached<T: Task>(task: T) -> (WorkState<T>, WorkEnd<T>) {
-    let cell = Arc::<TaskCell<T>>::default();
-    *lock(&cell.state) = TaskCellState::Queued(task, None);
-    let thread = WorkerThread { id: None, process: ProcessGuard::current() };
-    let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
-    (WorkState::Queued(work), WorkEnd(cell))
-}
-
-impl<T: Task> WorkEnd<T> {
-    /// Ends the work. `end` gets what the work owns.
-    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
-        let mut state = lock(&self.0.state);
-        if let TaskCellState::Queued(mut task, _) = std::mem::replace(&mut *state, TaskCellState::Empty) {
-            let result = end(&mut task).map_err(|error| task.label(error));
-            *state = TaskCellState::Done(task, result);
-        }
-        drop(state);
-        self.0.tell();
-    }
-}
-
-impl<T> TaskCell<T> {
-    /// Tells what waits for the work that it is done.
-    fn tell(&self) {
-        self.done.notify_all();
-        // A waker that is stored later finds the work done.
-        let waker = lock(&self.waker).take();
-        waker.into_iter().for_each(Waker::wake);
     }
 }
 

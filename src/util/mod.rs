@@ -8,20 +8,29 @@ pub(crate) mod interrupt;
 pub(crate) mod log;
 pub(crate) mod poller;
 pub(crate) mod settings;
-
 pub(crate) mod text;
 pub(crate) mod wait;
 
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::error::Error;
+
 /// Locks a mutex, also after a panic in a thread that held it. For data that a panic cannot leave
 /// half changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds to an error the system call that failed and the system's text: `no shared memory of 4096
+/// bytes: fallocate: Cannot allocate memory (os error 12)`.
+pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
+    let cause = cause.into();
+    error.followed_by(&format!(": {call}: {cause}")).with_source(cause)
 }
 
 /// The text of a panic.
@@ -71,6 +80,14 @@ pub(crate) fn rough_deadline_after(timeout: Duration) -> Instant {
     });
     let since_begin = ticked().saturating_sub(*ticked_at_begin).saturating_add(timeout);
     begin.checked_add(since_begin).unwrap_or_else(|| deadline_after(timeout))
+}
+
+#[test]
+fn an_error_of_the_system_says_which_call_and_why_and_keeps_its_source() {
+    use std::error::Error as _;
+    let error = caused_by(crate::error::error!(System, "no memory"), "fallocate", rustix::io::Errno::NOMEM);
+    assert_eq!(error.to_string(), "no memory: fallocate: Cannot allocate memory (os error 12)");
+    assert_eq!(error.source().expect("a source").to_string(), "Cannot allocate memory (os error 12)");
 }
 
 #[test]

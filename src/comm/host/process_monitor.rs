@@ -12,9 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::abort_domain::AbortDomain;
-use super::system::caused_by;
 use crate::error::{ErrorKind, Result, error};
 use crate::rank::Rank;
+use crate::util::caused_by;
 use crate::util::descriptors::make_room_for_processes;
 use crate::util::interrupt;
 use crate::util::log::event;

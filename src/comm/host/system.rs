@@ -1,6 +1,5 @@
 //! What the backend needs of the operating system between processes.
 
-use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
@@ -8,18 +7,12 @@ use rustix::process::{Resource, getpid, getrlimit};
 
 use super::memory::SharedMemorySize;
 use super::memory::world_memory::WorldFile;
-use crate::error::{Error, Result, error};
+use crate::error::{Result, error};
+use crate::util::caused_by;
 use crate::util::descriptors::OTHER_DESCRIPTORS;
 
 /// The most ranks of a communicator.
 pub(crate) const MAX_RANKS: u32 = 1024;
-
-/// Adds to an error the system call that failed and the system's text: `no shared memory of 4096
-/// bytes: fallocate: Cannot allocate memory (os error 12)`.
-pub(crate) fn caused_by(error: Error, call: &str, cause: impl Into<io::Error>) -> Error {
-    let cause = cause.into();
-    error.followed_by(&format!(": {call}: {cause}")).with_source(cause)
-}
 
 /// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.
 fn check_system() -> Result<()> {
@@ -62,13 +55,5 @@ mod tests {
     #[test]
     fn this_system_has_what_is_needed() {
         check_system().expect("the other tests need it too");
-    }
-
-    #[test]
-    fn an_error_of_the_system_says_which_call_and_why_and_keeps_its_source() {
-        use std::error::Error as _;
-        let error = caused_by(error!(System, "no memory"), "fallocate", rustix::io::Errno::NOMEM);
-        assert_eq!(error.to_string(), "no memory: fallocate: Cannot allocate memory (os error 12)");
-        assert_eq!(error.source().expect("a source").to_string(), "Cannot allocate memory (os error 12)");
     }
 }

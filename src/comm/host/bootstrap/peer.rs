@@ -10,7 +10,7 @@ use super::{LONGEST_START, Start, socket};
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::memory::world_memory::{FIRST, WorldFile, WorldMemory};
 use crate::comm::host::process_monitor::Process;
-use crate::comm::host::system::{caused_by, process_namespace};
+use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -18,8 +18,8 @@ use crate::handshake::{
     Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, is_malformed, random,
     send_end,
 };
-use crate::util::interrupt;
 use crate::util::wait::{RETRY, Stopped, Wait};
+use crate::util::{caused_by, interrupt};
 
 /// What may be the reason if rank 0 does not come.
 const NAMESPACES: &str = ". Ranks in different network namespaces (containers) cannot meet over abstract sockets";

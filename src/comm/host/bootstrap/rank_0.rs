@@ -9,13 +9,14 @@ use super::{Start, peer, socket};
 use crate::comm::host::memory::world_memory::{WorldFile, WorldMemory};
 use crate::comm::host::memory::{SharedMemory, check_allocation};
 use crate::comm::host::process_monitor::Process;
-use crate::comm::host::system::{caused_by, process_namespace};
+use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, Result, error};
 use crate::handshake::{
     Channel, End, Gathering, HELLO_TIMEOUT, Key, Listener, Member, Message, Participant, Peer, random,
 };
+use crate::util::caused_by;
 use crate::util::text::list_ranks;
 use crate::util::wait::Wait;
 

@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 
 use super::in_pieces;
-use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
-use crate::util::free_memory;
+use crate::util::{caused_by, free_memory};
 
 /// Memory that begins as zeros and is mapped until this is dropped. It has no name in a file
 /// system, so nothing is left of it after a crash.

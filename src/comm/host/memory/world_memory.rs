@@ -8,12 +8,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, in_pieces};
-use crate::comm::host::system::caused_by;
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::util::fork::ProcessGuard;
-use crate::util::free_memory;
-use crate::util::lock;
+use crate::util::{caused_by, free_memory, lock};
 
 /// The length of the file, if this process may make one as long. It takes memory only for the pages
 /// that are allocated. A program that allocated 100 GB a second would use up as many numbers in a

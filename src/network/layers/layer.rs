@@ -1,9 +1,10 @@
 //! A layer of a network: its name, its inputs and outputs, and what it is.
 
-use super::{LayerBody, TensorId};
+use super::LayerBody;
 use crate::data_type::DataType;
 use crate::dist_collective::{DistCollectiveLayer, Info};
 use crate::error::{Result, bail, error};
+use crate::network::TensorId;
 
 /// A layer of a network, of any kind.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ impl Layer {
 
     /// The types of the outputs, from the types of the inputs. `None` if the layer cannot have such
     /// inputs.
-    pub(super) fn output_types(&self, inputs: &[DataType]) -> Option<Vec<DataType>> {
+    pub(crate) fn output_types(&self, inputs: &[DataType]) -> Option<Vec<DataType>> {
         self.has_right_arity().then(|| self.body.op().output_types(inputs).ok()).flatten()
     }
 

@@ -1,0 +1,118 @@
+//! Work that was enqueued on a CUDA stream.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use super::SYNCHRONIZE_TIMEOUT;
+use super::task::Watch;
+use super::wake::{self, WakeSlot};
+use crate::cuda::{CudaStream, Point};
+use crate::error::{Error, ErrorKind, Result};
+use crate::util::lock;
+
+/// The deadline of work without a communicator.
+pub(super) fn unwatched() -> Instant {
+    Instant::now() + SYNCHRONIZE_TIMEOUT
+}
+
+/// When work on a CUDA stream ends: with its last command, or with an error of its communicator.
+#[derive(Clone)]
+pub(super) struct Ending {
+    pub(super) end: Point,
+    pub(super) watch: Option<(Arc<dyn Watch>, Instant)>,
+}
+
+impl Ending {
+    /// Whether it has come. It stays so.
+    fn has_come(&self) -> bool {
+        // If the query fails, or the work cannot end any more, a wait returns the error at once.
+        self.end.is_done().unwrap_or(true)
+            || self.watch.as_ref().is_some_and(|(watch, deadline)| {
+                watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline)
+            })
+    }
+}
+
+/// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
+pub(super) struct LaunchedWork<T: Send + 'static> {
+    /// `None` after the wait.
+    pub(super) task: Option<T>,
+    pub(super) ending: Ending,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) label: fn(&T, Error) -> Error,
+}
+
+impl<T: Send + 'static> LaunchedWork<T> {
+    pub(super) fn is_done(&self) -> bool {
+        self.ending.has_come()
+    }
+
+    /// The error that [`wait`](Self::wait) would return at once.
+    pub(super) fn error(&self) -> Option<Error> {
+        let (task, has_come) = (self.task.as_ref()?, self.is_done());
+        let result = has_come.then(|| self.wait_for(Instant::now())).flatten()?;
+        result.err().map(|error| (self.label)(task, error))
+    }
+
+    /// Has a thread wake a task when the work ends. Work that has ended before this returns need
+    /// not wake it, so the caller asks once more. `slot` is `None` at the first question.
+    pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
+        if slot.is_none() {
+            let ending = self.ending.clone();
+            *slot = wake::when(move || ending.has_come()).ok();
+        }
+        match slot {
+            Some(slot) => *lock(slot) = Some(waker.clone()),
+            // Without a thread the program asks again at once.
+            None => waker.wake_by_ref(),
+        }
+    }
+
+    /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
+    /// or the interrupt hook ends the wait.
+    pub(super) fn wait(mut self, until: Instant) -> Result<(T, Result<()>), Self> {
+        let Some(result) = self.wait_for(until) else { return Err(self) };
+        match self.task.take() {
+            Some(task) => {
+                let result = result.map_err(|error| (self.label)(&task, error));
+                Ok((task, result))
+            }
+            None => unreachable!("only `wait` and `drop` take the task, and each runs once"),
+        }
+    }
+
+    /// `None` as in [`wait`](Self::wait).
+    fn wait_for(&self, until: Instant) -> Option<Result<()>> {
+        let Ending { end, watch } = &self.ending;
+        let own = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
+        let deadline = end.deadline(own);
+        let check = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
+        let error = match end.wait(until.min(deadline), check) {
+            Ok(()) => return Some(Ok(())),
+            Err(error) => error,
+        };
+        // If the communicator has ended too, that counts.
+        let is_alive = || check().is_ok() && Instant::now() < deadline;
+        match error.kind() {
+            ErrorKind::Interrupted | ErrorKind::DeadlineExceeded if is_alive() => return None,
+            _ => {}
+        }
+        Some(Err(match watch {
+            Some((watch, _)) => {
+                let error = watch.fail(error);
+                self.stream.drain();
+                error
+            }
+            None => error,
+        }))
+    }
+}
+
+impl<T: Send + 'static> Drop for LaunchedWork<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.stream.keep(self.ending.end.clone(), Box::new(task));
+        }
+    }
+}

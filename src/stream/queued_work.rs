@@ -1,0 +1,124 @@
+//! Work in the queue of a worker stream, and work that no stream runs.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::thread::ThreadId;
+use std::time::Instant;
+
+use super::task::Task;
+use super::task_cell::{TaskCell, TaskCellState};
+use crate::error::{Error, Result, bail};
+use crate::issue_order::TicketPosition;
+use crate::util::fork::ProcessGuard;
+use crate::util::lock;
+
+/// The identity of the thread that runs some work.
+#[derive(Clone, Copy)]
+pub(super) struct WorkerThread {
+    /// Absent for work that no stream runs.
+    pub(super) id: Option<ThreadId>,
+    pub(super) process: ProcessGuard,
+}
+
+impl WorkerThread {
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.process.check("a worker stream")
+    }
+
+    /// Checks that this thread is another one.
+    pub(super) fn check_is_other(&self) -> Result<()> {
+        if self.id == Some(std::thread::current().id()) {
+            bail!(
+                InvalidArgument,
+                "what runs on a worker stream cannot wait for that stream: it would wait for itself"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Checks that this thread is not in a run that the work at this position waits for.
+pub(super) fn check_not_behind(position: Option<&TicketPosition>) -> Result<()> {
+    if position.is_some_and(TicketPosition::is_behind_this_thread) {
+        bail!(
+            InvalidArgument,
+            "a plugin cannot wait for work that was issued after its own run: that work begins when the run has ended"
+        );
+    }
+    Ok(())
+}
+
+/// Work in the queue of a worker stream.
+pub(super) struct QueuedWork<T> {
+    pub(super) cell: Arc<TaskCell<T>>,
+    pub(super) position: Option<TicketPosition>,
+    pub(super) keep: fn(&mut T, Arc<TaskCell<T>>),
+    pub(super) thread: WorkerThread,
+}
+
+impl<T> QueuedWork<T> {
+    pub(super) fn is_done(&self) -> bool {
+        // In a child that was forked, the work never ends; `check_wait` gives the error at once.
+        !self.thread.process.is_current() || matches!(*lock(&self.cell.state), TaskCellState::Done(..))
+    }
+
+    /// The error that [`wait`](Self::wait) would return at once.
+    pub(super) fn error(&self) -> Option<Error> {
+        if let Err(forked) = self.thread.check_process() {
+            return Some(forked);
+        }
+        match &*lock(&self.cell.state) {
+            TaskCellState::Done(_, Err(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    /// Has the stream's thread wake a task when the work ends. Work that has ended before this
+    /// returns need not wake it, so the caller asks once more.
+    pub(super) fn wake_at_end(&self, waker: &Waker) {
+        *lock(&self.cell.waker) = Some(waker.clone());
+    }
+
+    /// Waits for the work, at most until `until`. Gives the work back if it has not ended by then,
+    /// or the interrupt hook ends the wait.
+    pub(super) fn wait(self, until: Instant) -> Result<(T, Result<()>), Self> {
+        let Some((mut task, result)) = self.cell.wait(until) else { return Err(self) };
+        (self.keep)(&mut task, self.cell);
+        Ok((task, result))
+    }
+
+    /// Checks that this thread may wait for the work.
+    pub(super) fn check_wait(&self) -> Result<()> {
+        self.thread.check_process()?;
+        if self.is_done() {
+            return Ok(());
+        }
+        self.thread.check_is_other()?;
+        check_not_behind(self.position.as_ref())
+    }
+}
+
+/// Ends work that no stream runs.
+pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
+
+/// Work that no stream runs, and what ends it.
+pub(super) fn detached<T: Task>(task: T) -> (QueuedWork<T>, WorkEnd<T>) {
+    let cell = Arc::<TaskCell<T>>::default();
+    *lock(&cell.state) = TaskCellState::Queued(task, None);
+    let thread = WorkerThread { id: None, process: ProcessGuard::current() };
+    let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
+    (work, WorkEnd(cell))
+}
+
+impl<T: Task> WorkEnd<T> {
+    /// Ends the work. `end` gets what the work owns.
+    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
+        let mut state = lock(&self.0.state);
+        if let TaskCellState::Queued(mut task, _) = std::mem::replace(&mut *state, TaskCellState::Empty) {
+            let result = end(&mut task).map_err(|error| task.label(error));
+            *state = TaskCellState::Done(task, result);
+        }
+        drop(state);
+        self.0.tell();
+    }
+}
