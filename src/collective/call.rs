@@ -263,7 +263,7 @@ impl fmt::Display for Call {
             return self.write_collective(f);
         }
         self.purpose.write(f, self.block_elements)?;
-        if self.collective.root().is_some() {
+        if self.collective.root().is_some() || self.purpose.is_bulk() {
             f.write_str(" (")?;
             self.write_collective(f)?;
             f.write_str(")")?;

@@ -51,6 +51,7 @@ const NAMES: [&str; 18] = [
 
 /// The lowest bits of a number are the kind; the others are the place of the name.
 const KIND_BITS: u32 = 3;
+const _: () = assert!(NAMES.len() <= 1 << (u8::BITS - KIND_BITS));
 
 impl Purpose {
     /// A collective of the user or of a layer.

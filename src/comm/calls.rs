@@ -239,7 +239,7 @@ impl Communicator {
         value: &T,
         deadline: Instant,
     ) -> Result<Vec<T>> {
-        exchange(value, |bytes| self.exchange_bytes(purpose, bytes, deadline))
+        exchange(value, |rank| self.origin(rank), |bytes| self.exchange_bytes(purpose, bytes, deadline))
     }
 
     /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);
@@ -283,15 +283,18 @@ impl Communicator {
     }
 }
 
-/// Gives every rank the value of every rank, if `exchange_bytes` does that with bytes.
+/// Gives every rank the value of every rank, if `exchange_bytes` does that with bytes. Errors name a
+/// rank as `name_of` says.
 pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
     value: &T,
+    name_of: impl Fn(Rank) -> Rank,
     exchange_bytes: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
 ) -> Result<Vec<T>> {
     let bytes = postcard::to_stdvec(value)
         .map_err(|e| error!(System, "what this rank tells the others cannot be encoded").with_source(e))?;
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        let damaged = |e| error!(System, "what rank {rank} tells the others cannot be read").with_source(e);
+        let name = name_of(Rank(rank as u32));
+        let damaged = |e| error!(System, "what rank {name} tells the others cannot be read").with_source(e);
         postcard::from_bytes(bytes).map_err(damaged)
     };
     exchange_bytes(&bytes)?.iter().enumerate().map(read).collect()

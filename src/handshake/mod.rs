@@ -57,7 +57,7 @@ pub(crate) use rank_0::{Gathering, Member};
 use crate::error::{Error, ErrorKind};
 
 /// The protocol and its version: what both ends say first, and the first line of a rendezvous file.
-pub(crate) const PROTOCOL: &str = "distcollective handshake 3";
+pub(crate) const PROTOCOL: &str = "distcollective handshake 4";
 
 /// How long a connection may take until its hello has come.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);

@@ -156,10 +156,13 @@ impl Access {
         let _mask = interrupt::mask();
         let mut wait = Wait::until(deadline);
         loop {
-            match rank_lock::try_enter(&self.stage).as_deref() {
-                Some(Stage::LeftInside | Stage::Ended) => return true,
-                Some(Stage::Open) | None if wait.pause().is_err() => return false,
-                Some(Stage::Open) | None => {}
+            // The abort needs the lock to come to its end, so the pause is without it.
+            let stage = rank_lock::try_enter(&self.stage).map(|stage| *stage);
+            if matches!(stage, Some(Stage::LeftInside | Stage::Ended)) {
+                return true;
+            }
+            if wait.pause().is_err() {
+                return false;
             }
         }
     }
