@@ -283,8 +283,8 @@ impl Communicator {
     }
 }
 
-/// Gives every rank the value of every rank, if `exchange_bytes` does that with bytes. Errors name a
-/// rank as `name_of` says.
+/// Gives every rank the value of every rank, if `exchange_bytes` does that with bytes. Errors name
+/// a rank as `name_of` says.
 pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
     value: &T,
     name_of: impl Fn(Rank) -> Rank,

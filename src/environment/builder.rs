@@ -252,7 +252,8 @@ impl EnvironmentBuilder {
             deadline,
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
-        let agreement = Agreement::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
+        let agreement =
+            Agreement::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
         let host = match agreement.is_one_machine {
             true => Some(connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()))?),
             false => None,

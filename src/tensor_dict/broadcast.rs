@@ -477,7 +477,7 @@ mod tests {
             communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
             calls.take()
         };
-        let hello = NAME.to_owned();
+        let hello = format!("{NAME} (all_gather of 7 int64)");
         let part = |len: usize| format!("{NAME} (broadcast from group rank 0 of {len} uint8)");
         let pieces = [4 << 20, 36].map(part);
         assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());

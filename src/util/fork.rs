@@ -15,6 +15,15 @@ use crate::error::{Result, bail};
 /// How many forks are between this process and the one that made the first [`ProcessGuard`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
+/// How often this process, or one that it was forked from, has been forked.
+static CHILDREN: AtomicU32 = AtomicU32::new(0);
+
+/// How many children have the memory of this process, once it has a [`ProcessGuard`]. It counts
+/// before the fork.
+pub(crate) fn fork_count() -> u32 {
+    CHILDREN.load(Ordering::Acquire)
+}
+
 /// Remembers the process that made something.
 #[derive(Clone, Copy)]
 pub(crate) struct ProcessGuard(u32);
@@ -22,14 +31,16 @@ pub(crate) struct ProcessGuard(u32);
 impl ProcessGuard {
     /// Remembers this process.
     pub(crate) fn current() -> Self {
+        extern "C" fn prepare() {
+            CHILDREN.fetch_add(1, Ordering::Release);
+        }
         extern "C" fn count() {
             FORKS.fetch_add(1, Ordering::Relaxed);
         }
         static COUNTING: Once = Once::new();
         COUNTING.call_once(|| {
-            // SAFETY: `count` only adds to an atomic, which is allowed in a child between fork and
-            // exec.
-            let refused = unsafe { libc::pthread_atfork(None, None, Some(count)) };
+            // SAFETY: both only add to an atomic, which is allowed at a fork and in the child.
+            let refused = unsafe { libc::pthread_atfork(Some(prepare), None, Some(count)) };
             assert_eq!(refused, 0, "no memory to be told of forks");
         });
         ProcessGuard(FORKS.load(Ordering::Relaxed))

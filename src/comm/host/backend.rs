@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-use super::memory::arena::Arena;
+use super::arena::Arena;
 use super::memory::read_only::ReadOnlyBytes;
 use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writing};
 use super::messages::Messenger;
+use super::own_rank::OwnRank;
 use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::call_progress::CallProgress;
@@ -34,62 +35,43 @@ use crate::util::text::count_of;
 /// One rank of a host communicator. On cache lines of its own, because each call writes some of it.
 #[repr(align(128))]
 pub(crate) struct HostBackend {
-    pub(super) segment: Arc<Segment>,
-    pub(super) rank: GroupRank,
+    pub(super) own: OwnRank,
     /// Locked during a call, so that the rank makes one call at a time (invariant 2).
     progress: Mutex<CallProgress>,
     pub(super) memory: Arc<WorldMemory>,
     /// Kept so that the monitor thread runs as long as this process has a handle.
     monitor: Option<Arc<ProcessMonitor>>,
-    pub(super) arena: Arc<Arena>,
-    /// The ids of this communicator and of those that it was split from. All members have the
-    /// symmetric memory of these.
-    pub(super) lineage: Box<[u64]>,
     /// The error of this rank's own that ended the communicator. Every further call returns it.
     ended: Arc<OnceLock<Error>>,
     messenger: Arc<Messenger>,
 }
 
 impl HostBackend {
-    /// A rank of a world's first communicator.
-    pub(super) fn new(world: &World, rank: GroupRank) -> Self {
-        let (memory, monitor) = (Arc::clone(&world.memory), world.monitor.clone());
-        Self::with(Arc::clone(&world.root), rank, memory, monitor, Arc::default(), [world.root.id].into())
+    /// The backends of some of this process's ranks in a world's first communicator.
+    pub(super) fn of_world(world: &World, ranks: std::ops::Range<u32>) -> Vec<Self> {
+        let of_rank = |rank| {
+            let (segment, arena, lineage) = (Arc::clone(&world.root), Arc::default(), [world.root.id].into());
+            let own = OwnRank { segment, rank: GroupRank(rank), arena, lineage };
+            Self::with(own, Arc::clone(&world.memory), world.monitor.clone())
+        };
+        ranks.map(of_rank).collect()
     }
 
-    fn with(
-        segment: Arc<Segment>,
-        rank: GroupRank,
-        memory: Arc<WorldMemory>,
-        monitor: Option<Arc<ProcessMonitor>>,
-        arena: Arc<Arena>,
-        lineage: Box<[u64]>,
-    ) -> Self {
+    fn with(own: OwnRank, memory: Arc<WorldMemory>, monitor: Option<Arc<ProcessMonitor>>) -> Self {
         let ended = Arc::<OnceLock<Error>>::default();
-        let messenger =
-            Messenger::new(Arc::clone(&segment), rank, Arc::clone(&arena), lineage.clone(), Arc::clone(&ended));
-        HostBackend {
-            segment,
-            rank,
-            progress: Mutex::default(),
-            memory,
-            monitor,
-            arena,
-            lineage,
-            ended,
-            messenger: Arc::new(messenger),
-        }
+        let messenger = Arc::new(Messenger::new(own.clone(), Arc::clone(&ended)));
+        HostBackend { own, progress: Mutex::default(), memory, monitor, ended, messenger }
     }
 
     /// This rank in a communicator that is split from this one.
     fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
-        let lineage = std::iter::once(segment.id).chain(self.lineage.iter().copied()).collect();
-        let (memory, monitor) = (Arc::clone(&self.memory), self.monitor.clone());
-        Self::with(segment, rank, memory, monitor, Arc::clone(&self.arena), lineage)
+        let lineage = std::iter::once(segment.id).chain(self.own.lineage.iter().copied()).collect();
+        let own = OwnRank { segment, rank, arena: Arc::clone(&self.own.arena), lineage };
+        Self::with(own, Arc::clone(&self.memory), self.monitor.clone())
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
-        &self.segment.domain
+        &self.own.segment.domain
     }
 
     /// Whether this is the process that made the communicator, and not one forked from it.
@@ -121,7 +103,7 @@ impl HostBackend {
         // them finds the other's.
         fence(Ordering::SeqCst);
         let latest = progress.sequence;
-        progress.compare_until(&self.segment, self.rank, latest).map_err(|error| self.end(error))
+        progress.compare_until(&self.own.segment, self.own.rank, latest).map_err(|error| self.end(error))
     }
 
     /// The error that ended the communicator, if one did.
@@ -160,7 +142,7 @@ impl HostBackend {
     /// As [`Backend::run`].
     unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
         self.check_alive().map_err(|e| request.label(e))?;
-        let mut call = RunningCall::new(self, progress, request);
+        let mut call = RunningCall::new(&self.own, progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
             let text = error.to_string();
@@ -182,7 +164,9 @@ impl HostBackend {
         progress: &mut CallProgress,
         deadline: Instant,
     ) -> Result<(u64, Arc<SharedMemory>)> {
-        if first != self.rank {
+        // A communicator that has ended takes no memory.
+        self.check_alive()?;
+        if first != self.own.rank {
             let id = self.gather_numbers(progress, purpose, 0, deadline)?[first.index()] as u64;
             return Ok((id, self.memory.find(id, size.byte_len)?));
         }
@@ -210,7 +194,7 @@ impl HostBackend {
         let size = Segment::memory_size(0, members.len(), spans_processes);
         let users = (GroupRank(group.members[0].0), members.len());
         let (id, memory) = self.shared_memory(users, size, Purpose::SPLIT, progress, deadline)?;
-        let domain = Arc::clone(&self.segment.domain);
+        let domain = Arc::clone(&self.own.segment.domain);
         let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
         Ok(Some(self.descendant(segment, group.rank)))
     }
@@ -223,7 +207,7 @@ impl HostBackend {
         progress: &mut CallProgress,
         deadline: Instant,
     ) -> Result<Buffer> {
-        let segment = &*self.segment;
+        let segment = &*self.own.segment;
         if !segment.spans_processes {
             // Threads of one process reach all memory.
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
@@ -231,7 +215,7 @@ impl HostBackend {
         let size = SharedMemorySize::fully_resident(block_len);
         let users = (GroupRank(0), segment.len());
         let (id, memory) = self.shared_memory(users, size, Purpose::ALLOCATE, progress, deadline)?;
-        let part = self.arena.add_block(segment, self.rank, id, byte_len, memory);
+        let part = self.own.arena.add_block(segment, self.own.rank, id, byte_len, memory);
         // SAFETY: the part is `byte_len` zeros on pages of its own, mapped as long as it lives
         // (invariant 13). Peers touch them only in collectives in which this rank uses the buffer
         // (invariants 10 and 12).
@@ -251,7 +235,7 @@ impl HostBackend {
     ) -> Result<Arc<SharedMemory>> {
         // A mapping has at least one byte.
         let size = SharedMemorySize::fully_resident(byte_len.max(1));
-        let users = (source, self.segment.len());
+        let users = (source, self.own.segment.len());
         let (_, memory) = self.shared_memory(users, size, purpose, progress, deadline)?;
         if let Some(fill) = fill {
             // SAFETY: the memory has as many initialized bytes, and no other rank uses them before
@@ -278,7 +262,7 @@ impl HostBackend {
         number: i64,
         deadline: Instant,
     ) -> Result<Vec<i64>> {
-        let mut all = vec![0i64; self.segment.len()];
+        let mut all = vec![0i64; self.own.segment.len()];
         let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
         let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
@@ -293,15 +277,15 @@ impl Backend for HostBackend {
     }
 
     fn rank(&self) -> Rank {
-        Rank(self.rank.0)
+        Rank(self.own.rank.0)
     }
 
     fn world_size(&self) -> u32 {
-        self.segment.len() as u32
+        self.own.segment.len() as u32
     }
 
     fn origin(&self, rank: Rank) -> Rank {
-        self.segment.member(GroupRank(rank.0))
+        self.own.segment.member(GroupRank(rank.0))
     }
 
     unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
@@ -344,7 +328,7 @@ impl Backend for HostBackend {
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
         let free = i64::try_from(free).unwrap_or(i64::MAX);
         let all = self.gather_numbers(progress, Purpose::ALLOCATE, free, deadline)?;
-        let block_len = Arena::block_len(byte_len, self.segment.len())?;
+        let block_len = Arena::block_len(byte_len, self.own.segment.len())?;
         // The first rank allocates the block. Every rank checks that rank's figure.
         let free = all[0];
         if u64::try_from(free).is_ok_and(|free| free < block_len as u64) {
@@ -352,8 +336,8 @@ impl Backend for HostBackend {
                 System,
                 "allocate: {} of {byte_len} bytes each take {block_len} bytes, and the process of rank {} can have about \
                  {free} bytes more",
-                count_of(self.segment.len(), "rank"),
-                self.segment.member(GroupRank(0))
+                count_of(self.own.segment.len(), "rank"),
+                self.own.segment.member(GroupRank(0))
             );
         }
         let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
@@ -383,7 +367,7 @@ impl Backend for HostBackend {
 
     fn check_peers(&self) -> Result<()> {
         self.check()?;
-        let segment = &*self.segment;
+        let segment = &*self.own.segment;
         match segment.ranks().find(|peer| segment.has_died(*peer)) {
             Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
             None => Ok(()),
@@ -399,12 +383,12 @@ impl Backend for HostBackend {
         let progress = self.progress.try_lock().ok()?;
         // While this rank makes no call, the header of its next one stays (invariant 4).
         let next = progress.sequence + 1;
-        let header = self.segment.ranks().find_map(|peer| self.segment.slot(peer).call_header(next))?;
+        let header = self.own.segment.ranks().find_map(|peer| self.own.segment.slot(peer).call_header(next))?;
         Call::from_words(header.signature())
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.domain().abort(kind, self.segment.member(self.rank), reason);
+        self.domain().abort(kind, self.own.segment.member(self.own.rank), reason);
     }
 }
 
@@ -423,7 +407,7 @@ impl Drop for HostBackend {
     fn drop(&mut self) {
         if self.domain().process.is_current() {
             self.messenger.close();
-            self.segment.leave(self.rank);
+            self.own.segment.leave(self.own.rank);
         }
     }
 }

@@ -28,10 +28,12 @@
 //!
 //! ARCHITECTURE.md lists the invariants of the protocol by the numbers that comments cite.
 
+mod arena;
 mod backend;
 mod bootstrap;
 mod memory;
 mod messages;
+mod own_rank;
 mod process_monitor;
 mod protocol;
 mod system;
@@ -49,11 +51,11 @@ pub(crate) use system::{MAX_RANKS, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process.
 pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
-    Ok(world::World::in_process(world_size)?.backends(0..world_size))
+    Ok(HostBackend::of_world(&world::World::in_process(world_size)?, 0..world_size))
 }
 
 /// This process's ranks of a communicator between processes.
 pub(crate) fn between_processes(participant: &Participant<'_>) -> Result<Vec<HostBackend>> {
     let world = bootstrap::connect(participant)?;
-    Ok(world.backends(participant.first_rank..participant.first_rank + participant.rank_count))
+    Ok(HostBackend::of_world(&world, participant.first_rank..participant.first_rank + participant.rank_count))
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use super::arena::Arena;
 use super::memory::SharedMemory;
-use super::memory::arena::Arena;
 use super::protocol::abort_domain::AbortDomain;
 use super::protocol::access_guard::Accessor;
 use super::protocol::segment::Segment;
@@ -63,7 +63,7 @@ fn a_rank_looks_at_the_clock_while_it_moves_elements() {
         let ranks = in_process(2).expect("ranks");
         std::thread::scope(|scope| {
             let first = scope.spawn(|| call(&ranks[0], collective, &mut vec![1; LEN], far));
-            while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
+            while ranks[1].own.segment.slot(GroupRank(0)).call_header(1).is_none() {
                 std::thread::yield_now();
             }
             let error = call(&ranks[1], collective, &mut vec![1; LEN], Instant::now()).expect_err("it is too late");
@@ -83,7 +83,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
     let broadcast = Collective::Broadcast { root: GroupRank(0) };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| call(&ranks[0], broadcast, &mut vec![1; 1 << 20], far));
-        while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
+        while ranks[1].own.segment.slot(GroupRank(0)).call_header(1).is_none() {
             std::thread::yield_now();
         }
         let mut x = vec![0; 1 << 20];
@@ -100,7 +100,7 @@ fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
     let signature = Call::of_blocks(SUM, DataType::Uint8, x.len()).to_words();
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
-    ranks[0].segment.post_header(GroupRank(0), 1, signature, CallBody::Locations { input: place, output: place });
+    ranks[0].own.segment.post_header(GroupRank(0), 1, signature, CallBody::Locations { input: place, output: place });
     let error =
         call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
     assert_eq!(
@@ -127,7 +127,7 @@ fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
     let far = Instant::now() + Duration::from_secs(10);
     std::thread::scope(|scope| {
         let root = scope.spawn(|| request(&ranks[0], &mut vec![1; 4 * LEN], far));
-        while ranks[1].segment.slot(GroupRank(0)).call_header(1).is_none() {
+        while ranks[1].own.segment.slot(GroupRank(0)).call_header(1).is_none() {
             std::thread::yield_now();
         }
         let soon = Instant::now() + Duration::from_millis(20);
@@ -146,7 +146,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
     let (inside, entered) = channel();
     let (go_on, stopped) = channel::<()>();
     let reading = std::thread::spawn(move || {
-        let access = peer.segment.begin_access(peer.rank, Accessor::Collective).expect("no abort yet");
+        let access = peer.own.segment.begin_access(peer.own.rank, Accessor::Collective).expect("no abort yet");
         inside.send(()).expect("the test listens");
         stopped.recv().expect("the test says when");
         drop(access);
@@ -176,7 +176,7 @@ fn ranks_of_processes() -> [HostBackend; 2] {
     let domain = Arc::new(AbortDomain::new(&memory, 2, 0..1));
     let root = Arc::new(Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
     let world = World::of_one_process(root);
-    [0, 1].map(|rank| HostBackend::new(&world, GroupRank(rank)))
+    HostBackend::of_world(&world, 0..2).try_into().ok().expect("two ranks")
 }
 
 /// A peer in another process posts an address, which is other memory in this process, or that of a
@@ -192,21 +192,21 @@ fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text:
     const LEN: usize = 5000;
     let all_reduce = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     for collective in [Collective::Broadcast { root: GroupRank(1) }, Collective::AllGather, all_reduce] {
-        let [own, peer] = ranks_of_processes();
+        let [rank, peer] = ranks_of_processes();
         let secret = [3u8; LEN];
         let call = Call::of_blocks(collective, DataType::Uint8, LEN);
         let place = posted(secret.as_ptr().expose_provenance());
         let body = CallBody::Locations { input: place, output: place };
-        peer.segment.post_header(peer.rank, 1, call.to_words(), body);
+        peer.own.segment.post_header(peer.own.rank, 1, call.to_words(), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
         let block = Arena::block_len(4 * LEN, 2).expect("a length");
         let memory = Arc::new(SharedMemory::for_threads(block).expect("memory"));
-        let part = own.arena.add_block(&own.segment, own.rank, 1, 4 * LEN, memory);
+        let part = rank.own.arena.add_block(&rank.own.segment, rank.own.rank, 1, 4 * LEN, memory);
         let start = part.address().as_ptr();
         let sides = [Address::host(start), Address::host(start.wrapping_add(LEN))];
         let request = Request::new(call, sides, Instant::now() + Duration::from_secs(5));
         // SAFETY: the part holds an input, and behind it an output of two blocks.
-        let error = unsafe { own.run_request(&request) }.expect_err("it is refused");
+        let error = unsafe { rank.run_request(&request) }.expect_err("it is refused");
         assert_eq!(error.to_string(), text);
         // SAFETY: as above, and no rank writes it any more.
         let output = unsafe { std::slice::from_raw_parts(start.wrapping_add(LEN), 2 * LEN) };
@@ -227,8 +227,9 @@ fn ranks_with_buffers_of_different_kinds_choose_the_same_transfer() {
         let ranks = ranks_of_processes();
         let block = Arena::block_len(LEN, 2).expect("a length");
         let block = Arc::new(SharedMemory::for_threads(block).expect("memory"));
-        let parts = [0, 1]
-            .map(|r: usize| ranks[r].arena.add_block(&ranks[r].segment, ranks[r].rank, 1, LEN, Arc::clone(&block)));
+        let parts = [0, 1].map(|r: usize| {
+            ranks[r].own.arena.add_block(&ranks[r].own.segment, ranks[r].own.rank, 1, LEN, Arc::clone(&block))
+        });
         // SAFETY: the part is as long, and the ranks touch it only in the call that borrows it.
         let symmetric = unsafe { std::slice::from_raw_parts_mut(parts[0].address().as_ptr(), LEN) };
         let mut private = vec![2u8; LEN];

@@ -3,14 +3,13 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::HostBackend;
 use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize};
 use super::process_monitor::{Process, ProcessMonitor};
 use super::protocol::abort_domain::AbortDomain;
 use super::protocol::segment::Segment;
 use crate::error::Result;
-use crate::rank::{GroupRank, Rank};
+use crate::rank::Rank;
 
 /// What the ranks of this process have in common, from which their backends are made.
 pub(crate) struct World {
@@ -57,10 +56,5 @@ impl World {
         let root = Segment::new(Arc::clone(&domain), 0, members, first, offset, processes.len() > 1);
         let monitor = ProcessMonitor::start(processes, own, connections, domain, pids_are_ours)?;
         Ok(World { root: Arc::new(root), memory: Arc::new(memory), monitor: Some(Arc::new(monitor)) })
-    }
-
-    /// The backends of some of this process's ranks.
-    pub(crate) fn backends(&self, ranks: std::ops::Range<u32>) -> Vec<HostBackend> {
-        ranks.map(|rank| HostBackend::new(self, GroupRank(rank))).collect()
     }
 }

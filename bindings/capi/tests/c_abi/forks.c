@@ -200,9 +200,8 @@ static void fork_while_work_goes_on(void) {
     }
 }
 
-/* Rank 0 leaves a child behind, which has copies of its connections. Ranks 1 and 2 need rank 0's
- * process. If that has ended, they learn of it at once. If it has only freed its handles, it
- * continues to pass memory to them. */
+/* Rank 0 leaves a child behind, which has copies of its connections. If rank 0's process has
+ * ended, ranks 1 and 2 learn of it at once. If it has only freed its handles, they go on. */
 static void leave_a_child_behind(const char *job, int32_t number, bool frees, int going_on) {
     dcl_communicator_t *communicator, *group, *other = NULL;
     dcl_bootstrap_config_t config = DCL_BOOTSTRAP_CONFIG_INIT;
@@ -225,13 +224,11 @@ static void leave_a_child_behind(const char *job, int32_t number, bool frees, in
         }
         return;
     }
-    for (int round = 0; !frees || round < 50; round++) {
-        dcl_status_t status = dcl_communicator_split(group, 0, 0, &other);
-        if (!frees && status != DCL_STATUS_SUCCESS) {
-            FAILS(DCL_STATUS_PEER_LOST, status);
-            break;
-        }
-        OK(status);
+    if (!frees) {
+        FAILS(DCL_STATUS_PEER_LOST, dcl_communicator_barrier(communicator));
+    }
+    for (int round = 0; frees && round < 50; round++) {
+        OK(dcl_communicator_split(group, 0, 0, &other));
         OK(dcl_communicator_free(other));
     }
     OK(dcl_communicator_free(group));

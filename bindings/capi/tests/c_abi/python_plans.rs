@@ -60,6 +60,7 @@ fn none(reason: &str) -> Option<PathBuf> {
 }
 
 #[test]
+#[ignore = "needs the Python package; CI installs it and runs this"]
 fn plans_of_python_run_in_rust_and_c_and_back() {
     let own = |name: &str| root().join("bindings/capi/tests/c_abi").join(name);
     let Some(c) = program(Language::C, &own("python_plans.c"), Under::Nothing, &[]) else { return };

@@ -5,7 +5,6 @@ use std::time::Instant;
 use crate::error::Result;
 use crate::util::wait::{Stopped, Wait};
 
-pub(super) mod arena;
 pub(super) mod read_only;
 #[cfg(not(loom))]
 mod shared_memory;

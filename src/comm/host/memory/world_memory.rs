@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, in_pieces};
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::util::fork::ProcessGuard;
+use crate::util::fork::{ProcessGuard, fork_count};
 use crate::util::{caused_by, free_memory, lock};
 
 /// The length of the file, if this process may make one as long. It takes memory only for the pages
@@ -170,22 +170,38 @@ impl WorldFile {
     ) -> Result<(u64, SharedMemory)> {
         let SharedMemorySize { byte_len, resident } = size;
         free_memory::check("shared memory", resident as u64)?;
-        let (id, is_dirty) = self.take(size, users)?;
-        let memory = self.map(id, byte_len)?;
-        let start = self.range(id).start.load(Ordering::Relaxed);
-        let allocated = in_pieces(resident, keep_going, |from, len| {
-            rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start + from as u64, len as u64)
-        })?;
-        allocated.map_err(|e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), "fallocate", e))?;
-        if is_dirty {
-            // SAFETY: the memory has as many bytes, and no other rank has it yet.
-            unsafe { memory.bytes(0, byte_len).write_bytes(0, byte_len) };
+        // One use more than the range gets, so that nothing frees it before this function ends.
+        let (id, is_dirty) = self.take(size, users as u32 + 2)?;
+        let range = self.range(id);
+        let filled = || {
+            let start = self.start_of(range, byte_len)?;
+            let memory = self.map_at(start, id, byte_len)?;
+            let allocated = in_pieces(resident, keep_going, |from, len| {
+                rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start + from as u64, len as u64)
+            })?;
+            allocated.map_err(|e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), "fallocate", e))?;
+            if is_dirty {
+                // SAFETY: the memory has as many bytes, and no other rank has it yet.
+                unsafe { memory.bytes(0, byte_len).write_bytes(0, byte_len) };
+            }
+            Ok(memory)
+        };
+        match filled() {
+            Ok(memory) => {
+                range.users.fetch_sub(1, Ordering::Relaxed);
+                Ok((id, memory))
+            }
+            Err(error) => {
+                // No other rank has the id.
+                self.free_pages(range);
+                range.users.store(0, Ordering::Release);
+                Err(error)
+            }
         }
-        Ok((id, memory))
     }
 
     /// Takes a free range, or a new one. Returns its id, and whether its bytes have to be zeroed.
-    fn take(&self, size: SharedMemorySize, users: usize) -> Result<(u64, bool)> {
+    fn take(&self, size: SharedMemorySize, users: u32) -> Result<(u64, bool)> {
         let no_room = || {
             let (len, most) = (size.byte_len, self.byte_len);
             error!(System, "no shared memory of {len} bytes: the file has {most} bytes (at most RLIMIT_FSIZE)")
@@ -194,17 +210,18 @@ impl WorldFile {
         for (index, range) in self.table.iter().enumerate() {
             // Another rank may take the range between the two looks.
             let fits = || [0, byte_len].contains(&range.byte_len.load(Ordering::Relaxed));
-            let users = users as u32 + 1;
             if !fits() || range.users.compare_exchange(0, users, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
             let mut is_dirty = false;
             if range.byte_len.load(Ordering::Relaxed) == 0 {
-                let start = SHORTEST_RANGE + self.header[0].used.fetch_add(byte_len, Ordering::Relaxed);
-                if start.checked_add(byte_len).is_none_or(|end| end > self.byte_len) {
+                let used = &self.header[0].used;
+                let more = |used: u64| used.checked_add(byte_len).filter(|end| *end <= self.byte_len - SHORTEST_RANGE);
+                let Ok(used) = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
+                    range.users.store(0, Ordering::Release);
                     return Err(no_room());
-                }
-                range.start.store(start, Ordering::Relaxed);
+                };
+                range.start.store(SHORTEST_RANGE + used, Ordering::Relaxed);
                 range.byte_len.store(byte_len, Ordering::Relaxed);
             } else {
                 // A sandbox may free no pages of a file. What sparse memory holds then is unknown.
@@ -223,14 +240,23 @@ impl WorldFile {
     /// Maps a range that another rank has taken, or this one. The numbers in the table are those of
     /// a peer.
     pub(crate) fn map(self: &Arc<Self>, id: u64, byte_len: usize) -> Result<SharedMemory> {
-        let range = self.range(id);
+        let start = self.start_of(self.range(id), byte_len)?;
+        self.map_at(start, id, byte_len)
+    }
+
+    /// Where a range begins. It is in the file and long enough.
+    fn start_of(&self, range: &Range, byte_len: usize) -> Result<u64> {
         let start = range.start.load(Ordering::Relaxed);
         let fits = start.is_multiple_of(SHORTEST_RANGE)
             && start.checked_add(byte_len as u64).is_some_and(|end| end <= self.byte_len);
         if start == 0 || !fits || range.byte_len.load(Ordering::Relaxed) < byte_len as u64 {
             bail!(System, "a peer's shared memory does not have {byte_len} bytes");
         }
-        let in_use = RangeInUse { file: Arc::clone(self), id };
+        Ok(start)
+    }
+
+    fn map_at(self: &Arc<Self>, start: u64, id: u64, byte_len: usize) -> Result<SharedMemory> {
+        let in_use = RangeInUse { file: Arc::clone(self), id, forks: fork_count() };
         SharedMemory::map(&self.file, start, byte_len, Some(Box::new(in_use)))
     }
 
@@ -253,16 +279,20 @@ impl AsFd for WorldFile {
 }
 
 /// One rank's use of a range, which it drops when it has unmapped it. The last rank frees the
-/// pages. A process that dies with a range in use leaves it in use until the file is closed.
+/// pages. A process that dies with a range in use, or was forked meanwhile, leaves it in use until
+/// the file is closed.
 pub(crate) struct RangeInUse {
     file: Arc<WorldFile>,
     id: u64,
+    /// How often this process had been forked when it mapped the range.
+    forks: u32,
 }
 
 impl Drop for RangeInUse {
     fn drop(&mut self) {
-        // A forked process has no use of its own (invariant 21).
-        if !self.file.process.is_current() {
+        // A forked process has no use of its own (invariant 21), but has the range mapped: it may
+        // read it, so the range is not used again.
+        if !self.file.process.is_current() || self.forks != fork_count() {
             return;
         }
         let range = self.file.range(self.id);
@@ -315,9 +345,34 @@ mod tests {
             if asked.get() > 3 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
         };
         let size = SharedMemorySize::fully_resident(5 * PIECE_BYTES);
-        let stopped = WorldFile::create().expect("a file").allocate(size, 1, &keep_going).map(drop);
+        let file = WorldFile::create().expect("a file");
+        let before = allocated(&file);
+        let stopped = file.allocate(size, 2, &keep_going).map(drop);
         assert_eq!(stopped.expect_err("it stops").to_string(), "the test");
         assert_eq!(asked.get(), 4);
+        assert!(allocated(&file) < before + PIECE_BYTES, "its pages are free");
+        let (id, _memory) = file.allocate(size, 2, &|| Ok(())).expect("memory");
+        assert_eq!(id, 1 << RANGE_BITS, "and its range is used again");
+    }
+
+    #[test]
+    #[ignore = "forks its process, which keeps the ranges of other tests in use; CI runs it alone"]
+    fn what_a_forked_process_has_mapped_is_not_used_again() {
+        let file = WorldFile::create().expect("a file");
+        let size = SharedMemorySize::fully_resident(KIB);
+        let allocate = || file.allocate(size, 1, &|| Ok(())).expect("memory");
+        let (before, memory) = allocate();
+        // SAFETY: the child only ends.
+        match unsafe { libc::fork() } {
+            // SAFETY: this runs nothing of the parent's.
+            0 => unsafe { libc::_exit(0) },
+            child => assert!(child > 0, "a child"),
+        }
+        drop(memory);
+        let (after, memory) = allocate();
+        assert_ne!(after % MOST_RANGES as u64, before % MOST_RANGES as u64, "the child may read it");
+        drop(memory);
+        assert_eq!(allocate().0 % MOST_RANGES as u64, after % MOST_RANGES as u64, "the child does not have it");
     }
 
     #[test]

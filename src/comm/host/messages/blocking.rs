@@ -44,7 +44,7 @@ impl Messenger {
             is_published: false,
             has_warned: false,
         };
-        let matched = mailbox.match_arrived(&self.place, number);
+        let matched = mailbox.match_arrived(&self.own, number);
         drop(mailbox);
         matched.map_err(|error| self.end(error))?;
         call.wait()
@@ -66,27 +66,27 @@ struct BlockingCall<'a> {
 impl Drop for BlockingCall<'_> {
     /// After an error or a panic, waits until no peer touches the buffer (invariants 9 and 25).
     fn drop(&mut self) {
-        let place = &self.messenger.place;
+        let own = &self.messenger.own;
         if self.ended.get().is_none() {
             // After an error the communicator is aborted already, and keeps the first reason.
-            place.segment.domain.abort(ErrorKind::Aborted, place.member(), "a panic while a message was under way");
+            own.segment.domain.abort(ErrorKind::Aborted, own.member(), "a panic while a message was under way");
             self.messenger.lock().remove(self.number);
-            place.segment.wait_for_accesses(place.rank);
+            own.segment.wait_for_accesses(own.rank);
         }
         if self.is_published {
-            place.segment.domain.set_awaited(place.member(), 0);
+            own.segment.domain.set_awaited(own.member(), 0);
         }
     }
 }
 
 impl BlockingCall<'_> {
     fn wait(&mut self) -> Result<Delivery> {
-        let place = &self.messenger.place;
+        let own = &self.messenger.own;
         let (messenger, request) = (self.messenger, self.request);
         let warning =
-            |seconds| format!("rank {}: {} has waited for {seconds} s", place.member(), messenger.describe(request));
+            |seconds| format!("rank {}: {} has waited for {seconds} s", own.member(), messenger.describe(request));
         let wait = Wait::until(self.deadline).warning(&warning);
-        let mut waiter = Waiter::new(&place.segment.domain, place.member(), wait);
+        let mut waiter = Waiter::new(&own.segment.domain, own.member(), wait);
         let mut next_look = deadline_after(PUBLISH_AFTER);
         loop {
             match self.step()? {
@@ -132,7 +132,7 @@ impl BlockingCall<'_> {
 
     fn has_lost_peer(&self) -> bool {
         let messenger = self.messenger;
-        if !messenger.place.segment.has_gone() {
+        if !messenger.own.segment.has_gone() {
             return false;
         }
         let mailbox = messenger.lock();
@@ -164,24 +164,24 @@ impl BlockingCall<'_> {
     /// The ranks that wait for each other now, this one among them.
     fn cycle(&self) -> Option<String> {
         self.publish()?;
-        cycle::describe(&self.messenger.place.segment.domain, self.member())
+        cycle::describe(&self.messenger.own.segment.domain, self.member())
     }
 
     /// Publishes whom this rank waits for, and returns it.
     fn publish(&self) -> Option<Awaited> {
         let awaited = self.awaited();
         let word = awaited.map_or(0, Awaited::to_word);
-        self.messenger.place.segment.domain.set_awaited(self.member(), word);
+        self.messenger.own.segment.domain.set_awaited(self.member(), word);
         awaited
     }
 
     fn member(&self) -> Rank {
-        self.messenger.place.member()
+        self.messenger.own.member()
     }
 
     /// Whom this rank waits for, if it is one rank that has not answered.
     fn awaited(&self) -> Option<Awaited> {
-        let place = &self.messenger.place;
+        let own = &self.messenger.own;
         let mailbox = self.messenger.lock();
         let operation = &mailbox.operations[mailbox.index_of(self.number)?];
         let tag = operation.request.tag;
@@ -189,7 +189,7 @@ impl BlockingCall<'_> {
             Direction::Send(to) => (to, true),
             Direction::Receive(from) => (from?, false),
         };
-        Some(Awaited { peer: place.segment.member(peer), is_send, tag })
+        Some(Awaited { peer: own.segment.member(peer), is_send, tag })
     }
 
     /// The call, as errors describe it.
@@ -229,7 +229,7 @@ impl Messenger {
         };
         let what = self.describe(&operation.request);
         let name = |rank: Option<GroupRank>| match rank {
-            Some(rank) => format!("rank {}", self.place.segment.member(rank)),
+            Some(rank) => format!("rank {}", self.own.segment.member(rank)),
             None => "any rank".to_owned(),
         };
         let problem = match operation.stage {
@@ -243,12 +243,12 @@ impl Messenger {
 
     /// The error of an operation whose peer is gone.
     pub(super) fn lost_peer(&self, number: u64) -> Error {
-        let segment = &*self.place.segment;
+        let segment = &*self.own.segment;
         let mailbox = self.lock();
         let Some(operation) = mailbox.index_of(number).map(|index| &mailbox.operations[index]) else {
             return error!(PeerLost, "a peer died or left the communicator");
         };
-        let gone = |peer: &GroupRank| *peer != self.place.rank && segment.is_gone(*peer);
+        let gone = |peer: &GroupRank| *peer != self.own.rank && segment.is_gone(*peer);
         match operation.peer() {
             Some(peer) => lost(segment, &operation.request, &[peer]),
             None => lost(segment, &operation.request, &segment.ranks().filter(gone).collect::<Vec<_>>()),
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::comm::backend::Backend;
     use crate::comm::host::in_process;
-    use crate::comm::host::messages::record::Record;
+    use crate::comm::host::protocol::record::Record;
     use crate::data_type::DataType;
     use crate::memory::Address;
 
@@ -271,7 +271,7 @@ mod tests {
     fn a_send_that_is_answered_waits_for_no_rank() {
         const LEN: usize = 1 << 20;
         let ranks = in_process(2).expect("ranks");
-        let (segment, sender, receiver) = (&*ranks[0].segment, GroupRank(0), GroupRank(1));
+        let (segment, sender, receiver) = (&*ranks[0].own.segment, GroupRank(0), GroupRank(1));
         let until = |is_published: bool| {
             let end = Instant::now() + Duration::from_secs(10);
             while (segment.domain.awaited(Rank(0)) != 0) != is_published {

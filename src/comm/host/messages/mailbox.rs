@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::doorbell::Rung;
 use super::operation::{Incoming, Operation, Stage};
-use super::place::Place;
-use super::record::{Envelope, Record};
-use super::ring::Ring;
+use crate::comm::host::own_rank::OwnRank;
 use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
+use crate::comm::host::protocol::doorbell::Rung;
+use crate::comm::host::protocol::record::{Envelope, Record};
+use crate::comm::host::protocol::ring::Ring;
 use crate::comm::host::protocol::slot::BufferLocation;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::{Result, bail};
@@ -72,14 +72,14 @@ impl Mailbox {
     /// # Errors
     ///
     /// The message does not fit.
-    pub(super) fn match_arrived(&mut self, place: &Place, number: u64) -> Result<()> {
+    pub(super) fn match_arrived(&mut self, own: &OwnRank, number: u64) -> Result<()> {
         let Some(index) = self.index_of(number) else { return Ok(()) };
         let is_for_it = |arrived: &Unexpected| self.operations[index].takes(arrived.source, arrived.envelope.tag);
         if let Some(arrived) = self.unexpected.iter().position(is_for_it).and_then(|at| self.unexpected.remove(at)) {
             let Unexpected { source, envelope, body } = arrived;
             match body {
-                Body::Bytes(bytes) => self.deliver(place, index, source, envelope, bytes.as_ptr())?,
-                Body::Announced { id, location } => self.accept(place, index, source, id, envelope, location)?,
+                Body::Bytes(bytes) => self.deliver(own, index, source, envelope, bytes.as_ptr())?,
+                Body::Announced { id, location } => self.accept(own, index, source, id, envelope, location)?,
             }
         }
         Ok(())
@@ -127,29 +127,29 @@ impl Mailbox {
 
     /// Moves all operations along as far as they come without a wait, but for long copies. Returns
     /// whether anything has moved; then there may be more to do.
-    pub(super) fn advance(&mut self, place: &Place) -> Result<bool> {
+    pub(super) fn advance(&mut self, own: &OwnRank) -> Result<bool> {
         let mut has_moved = false;
         self.is_blocked.fill(false);
         for index in 0..self.operations.len() {
-            has_moved |= self.advance_one(place, index)?;
+            has_moved |= self.advance_one(own, index)?;
         }
-        place.segment.slot(place.rank).doorbell().take(&mut self.rung);
+        own.segment.slot(own.rank).doorbell().take(&mut self.rung);
         let mut next = 0;
-        while let Some(peer) = self.rung.next(next, place.segment.len()) {
-            has_moved |= self.read_ring(place, peer)?;
+        while let Some(peer) = self.rung.next(next, own.segment.len()) {
+            has_moved |= self.read_ring(own, peer)?;
             next = peer.0 + 1;
         }
         Ok(has_moved)
     }
 
     /// Moves one operation along, as far as it does not depend on what peers write.
-    fn advance_one(&mut self, place: &Place, index: usize) -> Result<bool> {
+    fn advance_one(&mut self, own: &OwnRank, index: usize) -> Result<bool> {
         let Operation { number, request, stage, .. } = self.operations[index];
         let byte_len = request.byte_len();
         let next = match (stage, request.direction) {
-            (Stage::Queued, Direction::Send(to)) if !self.is_blocked[to.index()] => self.send(place, to, index)?,
+            (Stage::Queued, Direction::Send(to)) if !self.is_blocked[to.index()] => self.send(own, to, index)?,
             (Stage::Streaming { sent }, Direction::Send(to)) => {
-                let ring = self.ring_to(place, to)?;
+                let ring = self.ring_to(own, to)?;
                 let mut next = sent;
                 while next < byte_len && ring.has_room() {
                     let part = ring.payload_len().min(byte_len - next);
@@ -159,21 +159,21 @@ impl Mailbox {
                     next += part;
                 }
                 if next > sent {
-                    place.tell(to);
+                    own.tell(to);
                 }
                 match next {
                     _ if next == sent => None,
-                    _ if next == byte_len => Some(self.operations[index].received(place.rank, byte_len)),
+                    _ if next == byte_len => Some(self.operations[index].received(own.rank, byte_len)),
                     sent => Some(Stage::Streaming { sent }),
                 }
             }
             (Stage::Answering(incoming), _) => {
-                let is_told = self.tell(place, incoming.source, Record::Ready { id: incoming.id })?;
+                let is_told = self.tell(own, incoming.source, Record::Ready { id: incoming.id })?;
                 is_told.then_some(Stage::Receiving { incoming, received: 0 })
             }
-            (Stage::Copying { incoming, from, copied }, _) => Some(copy(place, &request, incoming, from, copied)?),
+            (Stage::Copying { incoming, from, copied }, _) => Some(copy(own, &request, incoming, from, copied)?),
             (Stage::Acknowledging(incoming), _) => {
-                let is_told = self.tell(place, incoming.source, Record::Taken { id: incoming.id })?;
+                let is_told = self.tell(own, incoming.source, Record::Taken { id: incoming.id })?;
                 is_told.then(|| self.operations[index].received(incoming.source, incoming.byte_len))
             }
             _ => None,
@@ -184,28 +184,30 @@ impl Mailbox {
     }
 
     /// Puts a send into the ring: whole if it fits a cell, otherwise an announcement.
-    fn send(&mut self, place: &Place, to: GroupRank, index: usize) -> Result<Option<Stage>> {
+    fn send(&mut self, own: &OwnRank, to: GroupRank, index: usize) -> Result<Option<Stage>> {
         let Operation { number, request, .. } = self.operations[index];
         let (byte_len, address) = (request.byte_len(), request.address.pointer.cast_const());
         let envelope = Envelope { tag: request.tag, data_type: request.data_type, byte_len };
-        let is_inline = byte_len <= self.ring_to(place, to)?.payload_len();
+        let is_inline = byte_len <= self.ring_to(own, to)?.payload_len();
         let record = match is_inline {
             true => Record::Inline(envelope),
-            false => Record::Announce { id: number, envelope, location: place.locate(to, address, byte_len) },
+            // This rank finds its own by the number of the send.
+            false if to == own.rank => Record::Announce { id: number, envelope, location: BufferLocation::Unreachable },
+            false => Record::Announce { id: number, envelope, location: own.locate(address, byte_len, false) },
         };
         // SAFETY: the buffer holds the bytes, and the message uses it until it ends.
-        if !unsafe { self.push(place, to, record, address)? } {
+        if !unsafe { self.push(own, to, record, address)? } {
             self.is_blocked[to.index()] = true;
             return Ok(None);
         }
-        let sent = || self.operations[index].received(place.rank, byte_len);
+        let sent = || self.operations[index].received(own.rank, byte_len);
         Ok(Some(if is_inline { sent() } else { Stage::Announced }))
     }
 
     /// Writes a record without bytes, if there is room.
-    fn tell(&mut self, place: &Place, to: GroupRank, record: Record) -> Result<bool> {
+    fn tell(&mut self, own: &OwnRank, to: GroupRank, record: Record) -> Result<bool> {
         // SAFETY: the record has no bytes.
-        unsafe { self.push(place, to, record, std::ptr::null()) }
+        unsafe { self.push(own, to, record, std::ptr::null()) }
     }
 
     /// Writes a record, if there is room, and wakes the peer.
@@ -213,35 +215,35 @@ impl Mailbox {
     /// # Safety
     ///
     /// As [`Ring::push`].
-    unsafe fn push(&mut self, place: &Place, to: GroupRank, record: Record, payload: *const u8) -> Result<bool> {
-        let ring = self.ring_to(place, to)?;
+    unsafe fn push(&mut self, own: &OwnRank, to: GroupRank, record: Record, payload: *const u8) -> Result<bool> {
+        let ring = self.ring_to(own, to)?;
         if !ring.has_room() {
             return Ok(false);
         }
         // SAFETY: the caller's promise.
         unsafe { ring.push(record, payload) };
-        place.tell(to);
+        own.tell(to);
         Ok(true)
     }
 
     /// The ring to a peer, which is allocated when this rank first writes into it.
-    fn ring_to<'a>(&mut self, place: &'a Place, to: GroupRank) -> Result<Ring<'a>> {
+    fn ring_to<'a>(&mut self, own: &'a OwnRank, to: GroupRank) -> Result<Ring<'a>> {
         let has_ring = &mut self.has_ring[to.index()];
         if !*has_ring {
-            place.segment.allocate_ring(place.rank, to)?;
+            own.segment.allocate_ring(own.rank, to)?;
             *has_ring = true;
         }
-        Ok(place.segment.ring(place.rank, to))
+        Ok(own.segment.ring(own.rank, to))
     }
 
     /// Reads what a peer has written, as long as an operation waits for something of it. So a
     /// message for which there is no receive stays in the ring until a receive may be behind it.
-    fn read_ring(&mut self, place: &Place, peer: GroupRank) -> Result<bool> {
-        let ring = place.segment.ring(peer, place.rank);
+    fn read_ring(&mut self, own: &OwnRank, peer: GroupRank) -> Result<bool> {
+        let ring = own.segment.ring(peer, own.rank);
         let mut has_read = false;
         let mut result = Ok(());
         while result.is_ok() && self.operations.iter().any(|operation| operation.waits_for(peer)) {
-            match ring.pop(|record, payload| self.read(place, peer, record, payload)) {
+            match ring.pop(|record, payload| self.read(own, peer, record, payload)) {
                 Some(read) => (has_read, result) = (true, read),
                 None => {
                     self.rung.clear(peer);
@@ -251,17 +253,17 @@ impl Mailbox {
         }
         if has_read {
             // It may wait for room.
-            place.wake(peer);
+            own.wake(peer);
         }
         result.map(|()| has_read)
     }
 
     /// Deals with one record of a peer.
-    fn read(&mut self, place: &Place, peer: GroupRank, record: Option<Record>, payload: *const u8) -> Result<()> {
+    fn read(&mut self, own: &OwnRank, peer: GroupRank, record: Option<Record>, payload: *const u8) -> Result<()> {
         let of_peer = |operation: &Operation, id| operation.number == id && operation.waits_for(peer);
         match record {
             Some(Record::Inline(envelope)) => match self.receive_for(peer, &envelope) {
-                Some(index) => self.deliver(place, index, peer, envelope, payload),
+                Some(index) => self.deliver(own, index, peer, envelope, payload),
                 None => {
                     // SAFETY: the cell has these bytes, and does not change now (invariant 23).
                     let bytes = unsafe { std::slice::from_raw_parts(payload, envelope.byte_len) };
@@ -271,7 +273,7 @@ impl Mailbox {
                 }
             },
             Some(Record::Announce { id, envelope, location }) => match self.receive_for(peer, &envelope) {
-                Some(index) => self.accept(place, index, peer, id, envelope, location),
+                Some(index) => self.accept(own, index, peer, id, envelope, location),
                 None => {
                     let body = Body::Announced { id, location };
                     self.unexpected.push_back(Unexpected { source: peer, envelope, body });
@@ -283,17 +285,17 @@ impl Mailbox {
                     operation.stage = Stage::Streaming { sent: 0 };
                     Ok(())
                 }
-                None => Err(place.broken(peer)),
+                None => Err(own.broken(peer)),
             },
             Some(Record::Taken { id }) => match self.operations.iter_mut().find(|operation| of_peer(operation, id)) {
                 Some(operation) => {
-                    operation.stage = operation.received(place.rank, operation.request.byte_len());
+                    operation.stage = operation.received(own.rank, operation.request.byte_len());
                     Ok(())
                 }
-                None => Err(place.broken(peer)),
+                None => Err(own.broken(peer)),
             },
-            Some(Record::Piece { id, byte_len }) => self.take_piece(place, peer, id, payload, byte_len),
-            None => Err(place.broken(peer)),
+            Some(Record::Piece { id, byte_len }) => self.take_piece(own, peer, id, payload, byte_len),
+            None => Err(own.broken(peer)),
         }
     }
 
@@ -305,14 +307,14 @@ impl Mailbox {
     /// Writes a whole message into the buffer of a receive.
     fn deliver(
         &mut self,
-        place: &Place,
+        own: &OwnRank,
         index: usize,
         source: GroupRank,
         envelope: Envelope,
         bytes: *const u8,
     ) -> Result<()> {
         let operation = &mut self.operations[index];
-        check_fit(place, operation, source, &envelope)?;
+        check_fit(own, operation, source, &envelope)?;
         let target = operation.request.address.pointer;
         // SAFETY: the bytes are in a cell that does not change now (invariant 23), or in private
         // memory. The buffer is as long, as `check_fit` has found, and is the receive's until it
@@ -325,21 +327,21 @@ impl Mailbox {
     /// Gives an announced message to a receive.
     fn accept(
         &mut self,
-        place: &Place,
+        own: &OwnRank,
         index: usize,
         source: GroupRank,
         id: u64,
         envelope: Envelope,
         location: BufferLocation,
     ) -> Result<()> {
-        check_fit(place, &self.operations[index], source, &envelope)?;
+        check_fit(own, &self.operations[index], source, &envelope)?;
         let incoming = Incoming { source, id, byte_len: envelope.byte_len };
-        let from = if source == place.rank {
+        let from = if source == own.rank {
             let send = self.index_of(id).map(|send| &self.operations[send]);
             let send = send.filter(|send| send.waits_for(source) && send.request.byte_len() == envelope.byte_len);
-            Some(send.ok_or_else(|| place.broken(source))?.request.address.pointer.cast_const())
+            Some(send.ok_or_else(|| own.broken(source))?.request.address.pointer.cast_const())
         } else {
-            place.address_of(source, location, envelope.byte_len)?
+            own.address_of(source, location, envelope.byte_len)?
         };
         self.operations[index].stage = match from {
             Some(from) => Stage::Copying { incoming, from, copied: 0 },
@@ -351,7 +353,7 @@ impl Mailbox {
     /// Writes the next bytes of an announced message into the buffer of its receive.
     fn take_piece(
         &mut self,
-        place: &Place,
+        own: &OwnRank,
         peer: GroupRank,
         id: u64,
         payload: *const u8,
@@ -372,16 +374,16 @@ impl Mailbox {
             };
             return Ok(());
         }
-        Err(place.broken(peer))
+        Err(own.broken(peer))
     }
 
     /// How many messages have arrived that this rank has not received.
-    pub(super) fn count_unreceived(&mut self, place: &Place) -> usize {
-        place.segment.slot(place.rank).doorbell().take(&mut self.rung);
+    pub(super) fn count_unreceived(&mut self, own: &OwnRank) -> usize {
+        own.segment.slot(own.rank).doorbell().take(&mut self.rung);
         let mut count = self.unexpected.len();
         let mut next = 0;
-        while let Some(peer) = self.rung.next(next, place.segment.len()) {
-            count += place.segment.ring(peer, place.rank).message_count();
+        while let Some(peer) = self.rung.next(next, own.segment.len()) {
+            count += own.segment.ring(peer, own.rank).message_count();
             next = peer.0 + 1;
         }
         count
@@ -389,12 +391,12 @@ impl Mailbox {
 }
 
 /// Checks that a message may be written into the buffer of a receive.
-fn check_fit(place: &Place, receive: &Operation, source: GroupRank, envelope: &Envelope) -> Result<()> {
+fn check_fit(own: &OwnRank, receive: &Operation, source: GroupRank, envelope: &Envelope) -> Result<()> {
     if receive.fits(envelope) {
         return Ok(());
     }
     let MessageRequest { tag, data_type, element_count, .. } = receive.request;
-    let [own, sender] = [place.rank, source].map(|rank| place.segment.member(rank));
+    let [own, sender] = [own.rank, source].map(|rank| own.segment.member(rank));
     let sent = envelope.byte_len / envelope.data_type.byte_len();
     let problem = match data_type == envelope.data_type {
         true => format!("{} fit its buffer", count_of(element_count, "element")),
@@ -408,11 +410,11 @@ fn check_fit(place: &Place, receive: &Operation, source: GroupRank, envelope: &E
 }
 
 /// Copies more of a message from the sender's buffer, and returns the next stage.
-fn copy(place: &Place, request: &MessageRequest, incoming: Incoming, from: *const u8, copied: usize) -> Result<Stage> {
+fn copy(own: &OwnRank, request: &MessageRequest, incoming: Incoming, from: *const u8, copied: usize) -> Result<Stage> {
     let end = incoming.byte_len.min(copied + COPY_BYTES);
     for start in (copied..end).step_by(ACCESS_BYTES) {
         let part = ACCESS_BYTES.min(end - start);
-        let _access = place.segment.begin_access(place.rank, Accessor::Mailbox)?;
+        let _access = own.segment.begin_access(own.rank, Accessor::Mailbox)?;
         let target = request.address.pointer.wrapping_add(start);
         // SAFETY: the sender's buffer has these bytes (invariants 12 and 25), and stays valid while
         // this rank has an access (invariants 9 and 13). The receive's buffer holds them, as
@@ -425,6 +427,6 @@ fn copy(place: &Place, request: &MessageRequest, incoming: Incoming, from: *cons
     // A peer that failed may have freed its symmetric memory while this process was stopped in its
     // last access (invariant 11).
     fence(Ordering::Acquire);
-    place.segment.domain.check()?;
+    own.segment.domain.check()?;
     Ok(Stage::Acknowledging(incoming))
 }

@@ -20,24 +20,19 @@
 
 mod blocking;
 mod cycle;
-pub(super) mod doorbell;
 mod mailbox;
 #[cfg(all(test, loom))]
 mod model;
 mod operation;
-mod place;
 mod progress;
-mod record;
-pub(super) mod ring;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use self::mailbox::Mailbox;
 use self::operation::{Operation, Stage};
-use self::place::Place;
 use self::progress::ProgressThread;
-use super::memory::arena::Arena;
+use super::own_rank::OwnRank;
 use super::protocol::segment::Segment;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
@@ -48,7 +43,7 @@ use crate::util::text::{count_of, list_ranks};
 
 /// The messages of one rank of a communicator.
 pub(super) struct Messenger {
-    place: Place,
+    own: OwnRank,
     mailbox: Mutex<Mailbox>,
     thread: ProgressThread,
     /// Set when the rank has warned of messages that it has not received.
@@ -68,16 +63,9 @@ enum Step {
 }
 
 impl Messenger {
-    pub(super) fn new(
-        segment: Arc<Segment>,
-        rank: GroupRank,
-        arena: Arc<Arena>,
-        lineage: Box<[u64]>,
-        ended: Arc<OnceLock<Error>>,
-    ) -> Self {
-        let mailbox = Mutex::new(Mailbox::new(segment.len()));
-        let place = Place { segment, rank, arena, lineage };
-        Messenger { place, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new(), ended }
+    pub(super) fn new(own: OwnRank, ended: Arc<OnceLock<Error>>) -> Self {
+        let mailbox = Mutex::new(Mailbox::new(own.segment.len()));
+        Messenger { own, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new(), ended }
     }
 
     fn lock(&self) -> MutexGuard<'_, Mailbox> {
@@ -86,12 +74,12 @@ impl Messenger {
 
     /// The error that ended the communicator, if one did.
     fn check(&self) -> Result<()> {
-        self.ended.get().map_or_else(|| self.place.segment.domain.check(), |error| Err(error.clone()))
+        self.ended.get().map_or_else(|| self.own.segment.domain.check(), |error| Err(error.clone()))
     }
 
     /// Ends the communicator because of an error of this rank.
     fn end(&self, error: Error) -> Error {
-        self.place.segment.domain.abort(error.kind(), self.place.member(), &error.to_string());
+        self.own.segment.domain.abort(error.kind(), self.own.member(), &error.to_string());
         self.ended.get_or_init(|| error).clone()
     }
 
@@ -104,7 +92,7 @@ impl Messenger {
     fn advance(&self, own: Option<u64>) -> Result<Step> {
         self.check()?;
         let mut mailbox = self.lock();
-        let has_moved = mailbox.advance(&self.place);
+        let has_moved = mailbox.advance(&self.own);
         let own_end = own.and_then(|own| mailbox.take_end(own));
         let mut ends = Vec::new();
         // A receive may also end without a move, with a message that came before it.
@@ -122,12 +110,12 @@ impl Messenger {
 
     /// A message, as errors and warnings describe it.
     fn describe(&self, request: &MessageRequest) -> String {
-        request.with_ranks(|rank| self.place.segment.member(rank))
+        request.with_ranks(|rank| self.own.segment.member(rank))
     }
 
     /// Checks that the receiver of a send has not left or died.
     fn check_receiver(&self, request: &MessageRequest) -> Result<()> {
-        let segment = &*self.place.segment;
+        let segment = &*self.own.segment;
         let Direction::Send(to) = request.direction else { return Ok(()) };
         if !segment.is_gone(to) {
             return Ok(());
@@ -140,12 +128,12 @@ impl Messenger {
     /// Whether an operation waits for a peer that is gone. A receive from any rank waits for every
     /// rank that has not left; a rank that has died may be the one that would have sent.
     fn has_lost(&self, operation: &Operation) -> bool {
-        let segment = &*self.place.segment;
+        let segment = &*self.own.segment;
         match operation.peer() {
             _ if matches!(operation.stage, Stage::Ended(_)) => false,
             Some(peer) => segment.is_gone(peer),
             None => {
-                let mut peers = segment.ranks().filter(|peer| *peer != self.place.rank);
+                let mut peers = segment.ranks().filter(|peer| *peer != self.own.rank);
                 segment.ranks().any(|peer| segment.has_died(peer)) || peers.all(|peer| segment.is_gone(peer))
             }
         }
@@ -159,12 +147,12 @@ impl Messenger {
 
     /// Warns once of messages that this rank has not received.
     pub(super) fn warn_of_unreceived(&self) {
-        if self.place.segment.domain.is_aborted() || self.has_warned.get().is_some() {
+        if self.own.segment.domain.is_aborted() || self.has_warned.get().is_some() {
             return;
         }
-        let count = self.lock().count_unreceived(&self.place);
+        let count = self.lock().count_unreceived(&self.own);
         if count > 0 && self.has_warned.set(()).is_ok() {
-            let (own, messages) = (self.place.member(), count_of(count, "message"));
+            let (own, messages) = (self.own.member(), count_of(count, "message"));
             event!(WARN, "rank {own}: the communicator ends with {messages} that this rank did not receive");
         }
     }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::ring::CELLS;
 use crate::comm::backend::Backend;
 use crate::comm::host::HostBackend;
 use crate::comm::host::protocol::access_guard::Accessor;
 use crate::comm::host::protocol::model::{explore, on_ranks, ranks};
+use crate::comm::host::protocol::ring::CELLS;
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};

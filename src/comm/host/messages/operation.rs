@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::record::Envelope;
+use crate::comm::host::protocol::record::Envelope;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::rank::GroupRank;
 

@@ -63,7 +63,7 @@ impl Messenger {
         for (request, on_end) in messages {
             let number = mailbox.add(request, deadline, Some(on_end));
             if matched.is_ok() {
-                matched = mailbox.match_arrived(&self.place, number);
+                matched = mailbox.match_arrived(&self.own, number);
             }
         }
         drop(mailbox);
@@ -71,7 +71,7 @@ impl Messenger {
         let _ = matched.map_err(|error| self.end(error)).and_then(|()| self.advance(None));
         self.thread.changed.notify_all();
         // It may sleep already, for a message with a later deadline.
-        self.place.wake(self.place.rank);
+        self.own.wake(self.own.rank);
         Ok(())
     }
 
@@ -119,7 +119,7 @@ impl Messenger {
         let Some((_, deadline)) = first() else { return Ok(()) };
         // Without a warning: a receive may wait for as long as it likes.
         let wait = Wait::until(deadline);
-        let mut waiter = Waiter::new(&self.place.segment.domain, self.place.member(), wait);
+        let mut waiter = Waiter::new(&self.own.segment.domain, self.own.member(), wait);
         while let Some((number, deadline)) = first() {
             if matches!(self.advance(None)?, Step::Moved) {
                 continue;
@@ -145,7 +145,7 @@ impl Messenger {
 
     /// An asynchronous message whose peer is gone.
     fn lost_asynchronous(&self) -> Option<u64> {
-        if !self.place.segment.has_gone() {
+        if !self.own.segment.has_gone() {
             return None;
         }
         let mailbox = self.lock();
@@ -157,7 +157,7 @@ impl Messenger {
     /// buffers any more (invariant 25).
     fn fail_asynchronous(&self, error: &Error) {
         let ends = self.lock().take_asynchronous();
-        self.place.segment.wait_for_accesses(self.place.rank);
+        self.own.segment.wait_for_accesses(self.own.rank);
         ends.into_iter().for_each(|on_end| report(on_end, Err(error.clone())));
     }
 }

@@ -7,11 +7,14 @@ mod asymmetric_fence;
 pub(super) mod call_progress;
 pub(super) mod call_protocol;
 mod caller_threads;
+pub(super) mod doorbell;
 #[cfg(all(test, loom))]
 pub(super) mod model;
 mod prefetch;
 mod processors;
+pub(super) mod record;
 mod report;
+pub(super) mod ring;
 pub(super) mod segment;
 pub(super) mod slot;
 pub(super) mod waiter;

@@ -51,7 +51,7 @@ pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) 
     segment.domain.wake(std::iter::once(Rank(0)));
     segment.domain.is_dead(Rank(0));
     let world = World::of_one_process(segment);
-    (world.backends(0..n), world)
+    (HostBackend::of_world(&world, 0..n), world)
 }
 
 /// Runs each rank's part on a thread of its own. No rank leaves before all have ended, because that

@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
 use super::prefetch::prefetch_to_write;
+use super::ring::{Ring, ring_len};
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize, SharedValues};
-use crate::comm::host::messages::ring::{Ring, ring_len};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU32, Ordering, Tracked};

@@ -1,7 +1,7 @@
 //! What one rank publishes for its peers: its calls, and how far it has come.
 
+use super::doorbell::Doorbell;
 use crate::comm::host::memory::Shareable;
-use crate::comm::host::messages::doorbell::Doorbell;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the

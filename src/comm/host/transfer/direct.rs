@@ -24,7 +24,7 @@ impl RunningCall<'_> {
     /// Moves the elements, and returns when no peer touches this rank's buffers any more.
     pub(super) fn direct(&mut self) -> Result<()> {
         let call = self.request.call;
-        let rank = self.host.rank;
+        let rank = self.own.rank;
         let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
         let shares_reduce = self.shares_reduce()?;
         match call.collective {
@@ -46,11 +46,11 @@ impl RunningCall<'_> {
         // A peer that failed may have freed its symmetric memory while this process was stopped in
         // its last access (invariant 11).
         fence(Ordering::Acquire);
-        self.host.domain().check()?;
+        self.own.segment.domain.check()?;
         // No rank returns while a peer may touch its buffers (invariant 10).
         let finished = self.protocol.finish_round();
         let touched_by = |peer: &GroupRank| shares_reduce || call.moves(rank, *peer);
-        self.host.segment.ranks().filter(touched_by).try_for_each(|peer| self.protocol.wait_for(peer, finished))?;
+        self.own.segment.ranks().filter(touched_by).try_for_each(|peer| self.protocol.wait_for(peer, finished))?;
         self.round_in_place();
         Ok(())
     }
@@ -79,7 +79,7 @@ impl RunningCall<'_> {
         offset: usize,
         byte_len: usize,
     ) -> Result<*mut u8> {
-        let segment = &*self.host.segment;
+        let segment = &*self.own.segment;
         match self.protocol.header(peer).map_or(BufferLocation::Unreachable, buffer) {
             BufferLocation::Address(_) if segment.spans_processes => {
                 bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
@@ -92,14 +92,14 @@ impl RunningCall<'_> {
             }
             // The offset of this rank's block in a list is its place there.
             BufferLocation::List(list) => {
-                let own = std::ptr::with_exposed_provenance::<Address>(list).wrapping_add(self.host.rank.index());
-                let _access = segment.begin_access(self.host.rank, Accessor::Collective)?;
+                let own = std::ptr::with_exposed_provenance::<Address>(list).wrapping_add(self.own.rank.index());
+                let _access = segment.begin_access(self.own.rank, Accessor::Collective)?;
                 // SAFETY: the peer's list has an address for each rank (invariant 5), and stays
                 // valid while this rank has an access (invariants 9 and 10).
                 Ok(unsafe { own.read() }.pointer)
             }
             BufferLocation::Block { id, offset: start } => {
-                self.host.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
+                self.own.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
             }
             BufferLocation::Unreachable => {
                 bail!(System, "rank {} has said nothing of this buffer", segment.member(peer))
@@ -116,7 +116,7 @@ impl RunningCall<'_> {
         for done in (0..len).step_by(ACCESS_BYTES) {
             let part = ACCESS_BYTES.min(len - done);
             self.protocol.before_moving(part)?;
-            let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
+            let _access = self.own.segment.begin_access(self.own.rank, Accessor::Collective)?;
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
             // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
@@ -135,9 +135,9 @@ impl RunningCall<'_> {
     /// Copies a block of every rank's input into the output, in rank order.
     fn fetch_all(&self, source_offset: usize) -> Result<()> {
         // Each rank begins with its own block, so that the ranks read different memory at first.
-        let n = self.host.segment.len();
+        let n = self.own.segment.len();
         for i in 0..n {
-            let peer = GroupRank(((self.host.rank.index() + i) % n) as u32);
+            let peer = GroupRank(((self.own.rank.index() + i) % n) as u32);
             self.fetch(peer, source_offset, peer.index())?;
         }
         Ok(())
@@ -153,7 +153,7 @@ impl RunningCall<'_> {
         byte_len: usize,
         copies: &[*const u8],
     ) -> Result<()> {
-        let n = self.host.segment.len();
+        let n = self.own.segment.len();
         // An access touches each buffer. Its pieces are whole cache lines, or single elements where
         // there are too many buffers for a line of each.
         let element = self.request.call.data_type.byte_len();
@@ -166,7 +166,7 @@ impl RunningCall<'_> {
                 let part = most.min(byte_len - start);
                 self.protocol.before_moving(part)?;
                 let result = target.wrapping_add(start);
-                let _access = self.host.segment.begin_access(self.host.rank, Accessor::Collective)?;
+                let _access = self.own.segment.begin_access(self.own.rank, Accessor::Collective)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
                 unsafe { self.reduce_elements(reduce_op, sources, result, part) };
                 for copy in copies.iter().filter(|copy| **copy != target.cast_const()) {
@@ -185,9 +185,9 @@ impl RunningCall<'_> {
     fn share(&self) -> (usize, usize) {
         let call = self.request.call;
         // Shares of whole cache lines, so that two ranks do not write the same one.
-        let elements = call.block_elements.div_ceil(self.host.segment.len()).next_multiple_of(LINE);
+        let elements = call.block_elements.div_ceil(self.own.segment.len()).next_multiple_of(LINE);
         let share = elements * call.data_type.byte_len();
-        let start = (self.host.rank.index() * share).min(call.block_bytes());
+        let start = (self.own.rank.index() * share).min(call.block_bytes());
         (start, share.min(call.block_bytes() - start))
     }
 

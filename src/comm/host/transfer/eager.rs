@@ -2,23 +2,11 @@
 //! header. Its peers read it there, so no rank waits at the end.
 
 use super::running_call::RunningCall;
-use crate::collective::{Call, Collective, ReduceOperation};
+use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
-use crate::comm::host::protocol::segment::EAGER_BYTES;
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
-use crate::stream::Watch;
-
-/// The most bytes that each rank reads in an all_reduce, of which it reduces all. Above, ranks
-/// share the work.
-const MOST_REDUCED: usize = 8 * EAGER_BYTES;
-
-/// Whether inputs of this length move through the ranks' eager memory in a call.
-pub(super) fn fits(call: &Call, input_bytes: usize, rank_count: usize) -> bool {
-    let is_shared = matches!(call.collective, Collective::AllReduce { .. });
-    input_bytes <= EAGER_BYTES && !(is_shared && input_bytes > MOST_REDUCED / rank_count)
-}
 
 impl RunningCall<'_> {
     /// Copies this rank's input to where peers find it.
@@ -26,11 +14,11 @@ impl RunningCall<'_> {
         if byte_len == 0 {
             return Ok(());
         }
-        let (host, sequence) = (self.host, self.protocol.sequence());
-        let keep_going = || host.check().and_then(|()| check_allocation(self.request.deadline));
-        host.segment.allocate_eager(host.rank, &keep_going)?;
+        let (own, sequence) = (self.own, self.protocol.sequence());
+        let keep_going = || own.segment.domain.check().and_then(|()| check_allocation(self.request.deadline));
+        own.segment.allocate_eager(own.rank, &keep_going)?;
         // SAFETY: the place has room for the longest eager input.
-        host.segment.write_eager(host.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
+        own.segment.write_eager(own.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
         Ok(())
     }
 
@@ -51,20 +39,20 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the ranks' eager memory.
     pub(super) fn eager(&mut self) -> Result<()> {
-        self.take_inputs(|peer| self.host.segment.read_eager(peer, self.protocol.sequence()))
+        self.take_inputs(|peer| self.own.segment.read_eager(peer, self.protocol.sequence()))
     }
 
     /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a
     /// list, it reads where it is: a peer may hold the cache lines of the copy.
     pub(super) fn reads_copy_of(&self, peer: GroupRank) -> bool {
-        peer != self.host.rank || self.has_input_list()
+        peer != self.own.rank || self.has_input_list()
     }
 
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.
     /// `copy_of` finds the copy of a rank whose elements this one takes.
     pub(super) fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
         let call = self.request.call;
-        let (rank, block) = (self.host.rank, call.block_bytes());
+        let (rank, block) = (self.own.rank, call.block_bytes());
         let input_of = |peer| if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
         let own_block = rank.index() * block;
         let take = |peer: GroupRank, offset: usize, target_block: usize| {
@@ -72,7 +60,7 @@ impl RunningCall<'_> {
             // the same call (invariant 5). The output holds the block by the contract of `Backend`.
             unsafe { self.move_elements(input_of(peer).wrapping_add(offset), self.output_block(target_block), block) };
         };
-        let take_all = |offset: usize| self.host.segment.ranks().for_each(|peer| take(peer, offset, peer.index()));
+        let take_all = |offset: usize| self.own.segment.ranks().for_each(|peer| take(peer, offset, peer.index()));
         let reduce = |reduce_op: ReduceOperation, offset: usize| {
             let block_of = |peer| Ok(input_of(peer).wrapping_add(offset));
             self.with_addresses(block_of, |sources| {

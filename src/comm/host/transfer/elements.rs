@@ -16,7 +16,7 @@ impl RunningCall<'_> {
     fn is_past_cache(&self) -> bool {
         let call = &self.request.call;
         let longest = if call.purpose.is_bulk() { LONGEST_PART } else { LONGEST_OUTPUT };
-        call.output_bytes(self.host.segment.len()) > longest
+        call.output_bytes(self.own.segment.len()) > longest
     }
 
     /// Copies elements of a rank's input, or rounds them. Both addresses may be the same.
@@ -82,7 +82,7 @@ impl RunningCall<'_> {
     /// its output. No peer reads it any more, and the peers' calls may have ended, so neither the
     /// deadline nor the interrupt hook ends this.
     pub(super) fn round_in_place(&self) {
-        let (call, rank) = (self.request.call, self.host.rank);
+        let (call, rank) = (self.request.call, self.own.rank);
         if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
             return;
         }

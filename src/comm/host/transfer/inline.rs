@@ -11,11 +11,6 @@ use crate::error::Result;
 /// long ones.
 type Payloads = SmallVec<[u64; 512]>;
 
-/// Whether an input of this length fits a header.
-pub(super) fn fits(input_bytes: usize) -> bool {
-    input_bytes <= PAYLOAD_BYTES
-}
-
 impl RunningCall<'_> {
     /// The bytes of this rank's input. Those of a list are copied to `room`.
     pub(super) fn payload<'r>(&'r self, byte_len: usize, room: &'r mut [u8; PAYLOAD_BYTES]) -> &'r [u8] {
@@ -34,7 +29,7 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the peers' headers.
     pub(super) fn inline(&mut self) -> Result<()> {
-        let segment = &*self.host.segment;
+        let segment = &*self.own.segment;
         let words = self.input_bytes.div_ceil(size_of::<u64>());
         let mut payloads = Payloads::new();
         for peer in segment.ranks() {

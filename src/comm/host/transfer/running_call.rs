@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use super::{eager, inline};
-use crate::collective::{Collective, Givers, Side};
+use crate::collective::{Call, Collective, Givers, Side};
 use crate::comm::backend::Request;
-use crate::comm::host::HostBackend;
+use crate::comm::host::own_rank::OwnRank;
 use crate::comm::host::protocol::call_progress::CallProgress;
 use crate::comm::host::protocol::call_protocol::CallProtocol;
+use crate::comm::host::protocol::segment::EAGER_BYTES;
 use crate::comm::host::protocol::slot::{BufferLocation, CallBody, CallHeader, PAYLOAD_BYTES};
 use crate::comm::transfer_path::TransferPath;
 use crate::error::Result;
@@ -18,9 +18,25 @@ use crate::rank::GroupRank;
 /// It is filled where it is, because it is large to move.
 type ForEachRank<T> = SmallVec<[T; 64]>;
 
+/// The most bytes that each rank reads in an all_reduce, of which it reduces all. Above, ranks
+/// share the work.
+const MOST_REDUCED: usize = 8 * EAGER_BYTES;
+
+/// The path of a call in which each rank gives a copy of its input with its header; `None` if the
+/// input is longer than the header and the rank's eager memory have room for.
+fn path_of_copies(call: &Call, input_bytes: usize, rank_count: usize) -> Option<TransferPath> {
+    let is_all_reduce = matches!(call.collective, Collective::AllReduce { .. });
+    let most_eager = if is_all_reduce { EAGER_BYTES.min(MOST_REDUCED / rank_count) } else { EAGER_BYTES };
+    match input_bytes {
+        _ if input_bytes <= PAYLOAD_BYTES => Some(TransferPath::Inline),
+        _ if input_bytes <= most_eager => Some(TransferPath::Eager),
+        _ => None,
+    }
+}
+
 /// One collective on one rank.
 pub(crate) struct RunningCall<'a> {
-    pub(super) host: &'a HostBackend,
+    pub(super) own: &'a OwnRank,
     pub(super) request: &'a Request<'a>,
     /// What the rank agrees on with its peers, and its waits for them.
     pub(super) protocol: CallProtocol<'a>,
@@ -34,16 +50,12 @@ pub(crate) struct RunningCall<'a> {
 
 impl<'a> RunningCall<'a> {
     /// The next collective of this rank.
-    pub(crate) fn new(host: &'a HostBackend, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
-        let protocol = CallProtocol::new(&host.segment, host.rank, progress, request);
-        let (call, n) = (&request.call, host.segment.len());
+    pub(crate) fn new(own: &'a OwnRank, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
+        let protocol = CallProtocol::new(&own.segment, own.rank, progress, request);
+        let (call, n) = (&request.call, own.segment.len());
         let input_bytes = call.input_bytes(n);
-        let path_of_copies = match input_bytes {
-            _ if inline::fits(input_bytes) => Some(TransferPath::Inline),
-            _ if eager::fits(call, input_bytes, n) => Some(TransferPath::Eager),
-            _ => None,
-        };
-        RunningCall { host, request, protocol, givers: call.givers_to(host.rank), input_bytes, path_of_copies }
+        let path_of_copies = path_of_copies(call, input_bytes, n);
+        RunningCall { own, request, protocol, givers: call.givers_to(own.rank), input_bytes, path_of_copies }
     }
 
     /// Runs the collective. After an error the caller aborts the communicator before it drops this.
@@ -65,7 +77,7 @@ impl<'a> RunningCall<'a> {
         let (needs_all, givers) = (self.has_to_know_that_all_match(), self.givers);
         // A rank that only gives compares in its next call, or while it waits. Now it would look at
         // headers that are mostly not there yet.
-        if needs_all || !givers.has_no_peer_of(self.host.rank) {
+        if needs_all || !givers.has_no_peer_of(self.own.rank) {
             self.protocol.wait_for_headers(|peer| needs_all || givers.contains(peer))?;
         }
         if call.block_elements == 0 {
@@ -90,14 +102,14 @@ impl<'a> RunningCall<'a> {
     /// before it writes: because it rounds its input in place, or because it may learn of a
     /// difference later in this call.
     fn has_to_know_that_all_match(&self) -> bool {
-        let (rank, request) = (self.host.rank, self.request);
+        let (rank, request) = (self.own.rank, self.request);
         let writes_own = self.givers == Givers::Root(rank) && !request.is_in_place_root(rank);
         request.is_rounding_root(rank) || writes_own && self.path_of_copies.is_none()
     }
 
     /// Posts this rank's header, and returns the locations of its input and output in it.
     fn post_header(&mut self) -> Result<[BufferLocation; 2]> {
-        let (call, rank) = (&self.request.call, self.host.rank);
+        let (call, rank) = (&self.request.call, self.own.rank);
         let input_bytes = if call.reads_input(rank) { self.input_bytes } else { 0 };
         let given_bytes = if call.gives_to_peers(rank) { self.input_bytes } else { 0 };
         let mut locations = [BufferLocation::Unreachable; 2];
@@ -120,18 +132,10 @@ impl<'a> RunningCall<'a> {
         Ok(locations)
     }
 
-    /// Where peers find bytes of this rank.
-    fn locate(&self, address: *const u8, byte_len: usize, is_written: bool) -> BufferLocation {
-        match self.host.segment.spans_processes {
-            true => self.host.arena.locate(address, byte_len, &self.host.lineage, is_written),
-            false => BufferLocation::Address(address.expose_provenance()),
-        }
-    }
-
     /// Where peers find this rank's input, if they read it in place.
     fn input_location(&self, input_bytes: usize) -> BufferLocation {
-        match (self.has_input_list() && input_bytes > 0, self.host.segment.spans_processes) {
-            (false, _) => self.locate(self.request.input.pointer, input_bytes, false),
+        match (self.has_input_list() && input_bytes > 0, self.own.segment.spans_processes) {
+            (false, _) => self.own.locate(self.request.input.pointer, input_bytes, false),
             (true, false) => BufferLocation::List(self.blocks().as_ptr().expose_provenance()),
             // The blocks need not be in one block of symmetric memory.
             (true, true) => BufferLocation::Unreachable,
@@ -174,8 +178,8 @@ impl<'a> RunningCall<'a> {
     fn output_location(&self) -> BufferLocation {
         let call = self.request.call;
         match call.collective {
-            Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.host.rank) => {
-                self.locate(self.request.output.pointer, call.block_bytes(), true)
+            Collective::AllReduce { .. } | Collective::Reduce { .. } if call.writes_output(self.own.rank) => {
+                self.own.locate(self.request.output.pointer, call.block_bytes(), true)
             }
             _ => BufferLocation::Unreachable,
         }
@@ -189,7 +193,7 @@ impl<'a> RunningCall<'a> {
 
     /// Whether peers reach every buffer that they would touch (invariant 6).
     fn is_direct(&mut self, [input, output]: [BufferLocation; 2]) -> Result<bool> {
-        let segment = &*self.host.segment;
+        let segment = &*self.own.segment;
         if !segment.spans_processes {
             return Ok(true);
         }
@@ -220,7 +224,7 @@ impl<'a> RunningCall<'a> {
         work: impl FnOnce(&mut [*const u8]) -> Result<T>,
     ) -> Result<T> {
         let mut addresses = ForEachRank::new();
-        for peer in self.host.segment.ranks() {
+        for peer in self.own.segment.ranks() {
             addresses.push(address_of(peer)?);
         }
         work(&mut addresses)

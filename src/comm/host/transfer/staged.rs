@@ -19,7 +19,6 @@ use crate::compute::{self, Stored};
 use crate::data_type::DataType;
 use crate::error::Result;
 use crate::rank::GroupRank;
-use crate::stream::Watch;
 
 /// By how many rounds a rank that also takes fills its stages ahead. What it gives to itself, or
 /// reduces with what it takes, is then still in its cache: a broadcast of 4 MiB takes two thirds of
@@ -46,15 +45,15 @@ impl RunningCall<'_> {
     /// Moves the elements through staging memory.
     pub(super) fn staged(&mut self) -> Result<()> {
         let call = self.request.call;
-        let (rank, n, block) = (self.host.rank, self.host.segment.len(), call.block_elements);
+        let (rank, n, block) = (self.own.rank, self.own.segment.len(), call.block_elements);
         // A stage holds one piece for all takers, or one for each.
         let stages_own = self.stages_own();
         let parts = call.input().blocks(if stages_own { n } else { n - 1 });
         let most = piece_bytes(parts) / self.staged_type().byte_len();
         let gives = self.protocol.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
         if gives {
-            let keep_going = || self.host.check().and_then(|()| check_allocation(self.request.deadline));
-            self.host.segment.allocate_staging(rank, &keep_going)?;
+            let keep_going = || self.own.segment.domain.check().and_then(|()| check_allocation(self.request.deadline));
+            self.own.segment.allocate_staging(rank, &keep_going)?;
         }
         let before = self.protocol.round();
         let last = before + block.div_ceil(most) as u64;
@@ -78,7 +77,7 @@ impl RunningCall<'_> {
                 staged += 1;
                 self.protocol.wait_for_stage(staged)?;
                 self.fill_stage(piece_of(staged));
-                self.host.segment.set_round(rank, staged);
+                self.own.segment.set_round(rank, staged);
             }
             for peer in self.protocol.peers() {
                 if self.takes_from(peer) {
@@ -87,7 +86,7 @@ impl RunningCall<'_> {
             }
             self.take_piece(piece_of(round))?;
             if round == last || (round - before).is_multiple_of(taken_batch(n)) {
-                self.host.segment.set_taken(rank, round);
+                self.own.segment.set_taken(rank, round);
             }
         }
         self.protocol.set_round(last);
@@ -112,9 +111,9 @@ impl RunningCall<'_> {
         if !self.request.call.input().is_per_rank {
             return self.stage(0, 0, piece);
         }
-        let stage_for = |taker: GroupRank| self.stage(self.part_for(taker, self.host.rank), taker.index(), piece);
+        let stage_for = |taker: GroupRank| self.stage(self.part_for(taker, self.own.rank), taker.index(), piece);
         match self.stages_own() {
-            true => self.host.segment.ranks().for_each(stage_for),
+            true => self.own.segment.ranks().for_each(stage_for),
             false => self.protocol.peers().for_each(stage_for),
         }
     }
@@ -122,7 +121,7 @@ impl RunningCall<'_> {
     /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: Piece) -> Result<()> {
         let call = self.request.call;
-        let rank = self.host.rank;
+        let rank = self.own.rank;
         if !call.writes_output(rank) {
             return Ok(());
         }
@@ -131,7 +130,7 @@ impl RunningCall<'_> {
             | Collective::Reduce { reduce_op, .. }
             | Collective::ReduceScatter { reduce_op } => self.reduce_stages(reduce_op, piece)?,
             Collective::AllGather | Collective::Gather { .. } | Collective::AllToAll => {
-                self.host.segment.ranks().for_each(|peer| self.take(peer, peer.index(), piece));
+                self.own.segment.ranks().for_each(|peer| self.take(peer, peer.index(), piece));
             }
             Collective::Broadcast { root } | Collective::Scatter { root } => self.take(root, 0, piece),
         }
@@ -142,7 +141,7 @@ impl RunningCall<'_> {
     fn stage(&self, part: usize, block: usize, piece: Piece) {
         let call = self.request.call;
         let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
-        self.host.segment.write_stage(self.host.rank, piece.round, |stage| {
+        self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
             let target = stage.wrapping_add(part * piece.len * self.staged_type().byte_len());
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
@@ -165,7 +164,7 @@ impl RunningCall<'_> {
     /// Where the piece is that `giver` gives to this rank in this round: in its stage, or in this
     /// rank's own input.
     fn piece_from(&self, giver: GroupRank, piece: Piece) -> *const u8 {
-        let (call, rank) = (self.request.call, self.host.rank);
+        let (call, rank) = (self.request.call, self.own.rank);
         let is_per_rank = call.input().is_per_rank;
         if giver == rank && !self.stages_own() {
             let block = self.input_block(if is_per_rank { rank.index() } else { 0 });
@@ -173,7 +172,7 @@ impl RunningCall<'_> {
         }
         let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
         let offset = part * piece.len * self.staged_type().byte_len();
-        self.host.segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(offset))
+        self.own.segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(offset))
     }
 
     /// Copies the piece that `giver` gives to this rank into a block of the output.
@@ -188,10 +187,10 @@ impl RunningCall<'_> {
         // later one (invariant 8).
         unsafe {
             match call.wire_type {
-                Some(wire_type) if giver != self.host.rank => {
+                Some(wire_type) if giver != self.own.rank => {
                     compute::round(wire_type, Stored::AsWireType, source, target, piece.len);
                 }
-                None if giver != self.host.rank => self.take_elements(source, target, byte_len),
+                None if giver != self.own.rank => self.take_elements(source, target, byte_len),
                 _ => self.move_elements(source, target, byte_len),
             }
         }

@@ -170,7 +170,7 @@ fn peers_believe_only_a_private_regular_file() {
     let good = left_over(&port);
     let foreign = [
         "\0".repeat(128),
-        good.replace("handshake 3", "handshake 2"),
+        good.replace("handshake 4", "handshake 3"),
         good.replace("another-boot 1", "another-boot"),
         good.replace("another-boot", "another boot"),
         good.replace("127.0.0.1:", "127.0.0.1 "),

@@ -1,23 +1,25 @@
-//! One rank of a communicator, as its messages need it.
+//! This rank of a communicator.
 
 use std::sync::Arc;
 
-use crate::comm::host::memory::arena::Arena;
-use crate::comm::host::protocol::segment::Segment;
-use crate::comm::host::protocol::slot::BufferLocation;
+use super::arena::Arena;
+use super::protocol::segment::Segment;
+use super::protocol::slot::BufferLocation;
 use crate::error::{Error, Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 
 /// A rank, what it shares with its peers, and where its peers find its buffers.
-pub(super) struct Place {
+#[derive(Clone)]
+pub(super) struct OwnRank {
     pub(super) segment: Arc<Segment>,
     pub(super) rank: GroupRank,
     pub(super) arena: Arc<Arena>,
-    /// See `HostBackend`.
-    pub(super) lineage: Box<[u64]>,
+    /// The ids of this communicator and of those that it was split from. All members have the
+    /// symmetric memory of these.
+    pub(super) lineage: Arc<[u64]>,
 }
 
-impl Place {
+impl OwnRank {
     /// This rank's number in the first communicator of the domain.
     pub(super) fn member(&self) -> Rank {
         self.segment.member(self.rank)
@@ -34,12 +36,10 @@ impl Place {
         self.segment.domain.wake(std::iter::once(self.segment.member(peer)));
     }
 
-    /// Where a peer finds bytes of this rank.
-    pub(super) fn locate(&self, peer: GroupRank, address: *const u8, byte_len: usize) -> BufferLocation {
+    /// Where peers find bytes of this rank.
+    pub(super) fn locate(&self, address: *const u8, byte_len: usize, is_written: bool) -> BufferLocation {
         match self.segment.spans_processes {
-            // This rank finds its own by the number of the send.
-            _ if peer == self.rank => BufferLocation::Unreachable,
-            true => self.arena.locate(address, byte_len, &self.lineage, false),
+            true => self.arena.locate(address, byte_len, &self.lineage, is_written),
             false => BufferLocation::Address(address.expose_provenance()),
         }
     }

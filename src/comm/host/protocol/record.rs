@@ -1,22 +1,22 @@
 //! What the cells of a ring say.
 
-use crate::comm::host::protocol::slot::BufferLocation;
+use super::slot::BufferLocation;
 use crate::moved_type::TransferType;
 
 /// How many words a record has.
-pub(super) const RECORD_WORDS: usize = 5;
+pub(in crate::comm::host) const RECORD_WORDS: usize = 5;
 
 /// What a receiver compares of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Envelope {
-    pub(super) tag: u16,
-    pub(super) data_type: TransferType,
-    pub(super) byte_len: usize,
+pub(in crate::comm::host) struct Envelope {
+    pub(in crate::comm::host) tag: u16,
+    pub(in crate::comm::host) data_type: TransferType,
+    pub(in crate::comm::host) byte_len: usize,
 }
 
 /// What one rank tells another one. `id` is the sender's number of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Record {
+pub(in crate::comm::host) enum Record {
     /// A message. Its bytes are in the cell.
     Inline(Envelope),
     /// A message whose bytes stay with the sender until the receiver has a buffer for them.
@@ -36,7 +36,7 @@ const PIECE: u8 = 4;
 const TAKEN: u8 = 5;
 
 impl Record {
-    pub(super) fn to_words(self) -> [u64; RECORD_WORDS] {
+    pub(in crate::comm::host) fn to_words(self) -> [u64; RECORD_WORDS] {
         let no_location = BufferLocation::Unreachable;
         let words = |kind: u8, id: u64, envelope: Option<Envelope>, byte_len: usize, location: BufferLocation| {
             let [tag_low, tag_high] = envelope.map_or(0, |envelope| envelope.tag).to_le_bytes();
@@ -56,7 +56,7 @@ impl Record {
     }
 
     /// The record of these words; `None` for words that no rank of this version writes.
-    pub(super) fn from_words([first, id, byte_len, block, offset]: [u64; RECORD_WORDS]) -> Option<Self> {
+    pub(in crate::comm::host) fn from_words([first, id, byte_len, block, offset]: [u64; RECORD_WORDS]) -> Option<Self> {
         let [kind, data_type, tag_low, tag_high] = u32::try_from(first).ok()?.to_le_bytes();
         let byte_len = usize::try_from(byte_len).ok().filter(|len| isize::try_from(*len).is_ok())?;
         let envelope = || {
@@ -77,7 +77,7 @@ impl Record {
     }
 
     /// How many bytes are in the cell.
-    pub(super) fn payload_len(&self) -> usize {
+    pub(in crate::comm::host) fn payload_len(&self) -> usize {
         match self {
             Record::Inline(envelope) => envelope.byte_len,
             Record::Piece { byte_len, .. } => *byte_len,

@@ -14,16 +14,16 @@ pub(crate) struct Doorbell([AtomicU64; WORDS]);
 
 /// Bits that a rank has taken, and has not dealt with.
 #[derive(Default)]
-pub(super) struct Rung([u64; WORDS]);
+pub(in crate::comm::host) struct Rung([u64; WORDS]);
 
 impl Doorbell {
     /// Says that `peer` has written into its ring.
-    pub(super) fn ring(&self, peer: GroupRank) {
+    pub(in crate::comm::host) fn ring(&self, peer: GroupRank) {
         self.0[peer.index() / 64].fetch_or(1 << (peer.index() % 64), Ordering::Release);
     }
 
     /// Moves the bits to `rung`.
-    pub(super) fn take(&self, rung: &mut Rung) {
+    pub(in crate::comm::host) fn take(&self, rung: &mut Rung) {
         for (word, rung) in self.0.iter().zip(&mut rung.0) {
             if word.load(Ordering::Relaxed) != 0 {
                 *rung |= word.swap(0, Ordering::Acquire);
@@ -33,13 +33,13 @@ impl Doorbell {
 }
 
 impl Rung {
-    pub(super) fn clear(&mut self, peer: GroupRank) {
+    pub(in crate::comm::host) fn clear(&mut self, peer: GroupRank) {
         self.0[peer.index() / 64] &= !(1 << (peer.index() % 64));
     }
 
     /// The lowest peer from `start` on whose bit is set, among `len` ranks. A peer may have set
     /// bits that are no rank's.
-    pub(super) fn next(&self, start: u32, len: usize) -> Option<GroupRank> {
+    pub(in crate::comm::host) fn next(&self, start: u32, len: usize) -> Option<GroupRank> {
         (start..len as u32).find(|peer| self.0[*peer as usize / 64] >> (peer % 64) & 1 != 0).map(GroupRank)
     }
 }

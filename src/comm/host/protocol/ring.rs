@@ -5,7 +5,7 @@ use crate::comm::host::memory::{Shareable, SharedMemory};
 use crate::sync::{AtomicU64, Ordering, Tracked};
 
 /// How many cells a ring has, and so how many small messages a sender can be ahead of a receiver.
-pub(super) const CELLS: u64 = if cfg!(loom) { 2 } else { 16 };
+pub(in crate::comm::host) const CELLS: u64 = if cfg!(loom) { 2 } else { 16 };
 
 /// The bytes of all rings to one rank, where they have as many as the least length allows.
 const BYTES_TO_ONE_RANK: usize = 4 << 20;
@@ -79,7 +79,7 @@ impl<'a> Ring<'a> {
     }
 
     /// The most bytes of a message that a cell holds.
-    pub(super) fn payload_len(&self) -> usize {
+    pub(in crate::comm::host) fn payload_len(&self) -> usize {
         if cfg!(loom) { 8 } else { self.cell_len() - size_of::<CellHeader>() }
     }
 
@@ -90,7 +90,7 @@ impl<'a> Ring<'a> {
 
     /// Whether the sender may write a cell: the receiver has read the one that it replaces
     /// (invariant 23).
-    pub(super) fn has_room(&self) -> bool {
+    pub(in crate::comm::host) fn has_room(&self) -> bool {
         let RingHeader { written, read } = self.header();
         written.0.load(Ordering::Relaxed).wrapping_sub(read.0.load(Ordering::Acquire)) < CELLS
     }
@@ -101,7 +101,7 @@ impl<'a> Ring<'a> {
     ///
     /// `payload` is valid for the bytes that the record says, at most
     /// [`payload_len`](Self::payload_len).
-    pub(super) unsafe fn push(&self, record: Record, payload: *const u8) {
+    pub(in crate::comm::host) unsafe fn push(&self, record: Record, payload: *const u8) {
         let written = &self.header().written.0;
         let number = written.load(Ordering::Relaxed);
         let (cell, bytes) = self.cell(number);
@@ -123,7 +123,7 @@ impl<'a> Ring<'a> {
     /// Gives `read` the oldest cell that the receiver has not read, and then lets the sender
     /// replace it (invariant 23). `None` if there is no cell. The record is `None` if it is one
     /// that no rank writes; otherwise the address has as many bytes as it says.
-    pub(super) fn pop<T>(&self, take: impl FnOnce(Option<Record>, *const u8) -> T) -> Option<T> {
+    pub(in crate::comm::host) fn pop<T>(&self, take: impl FnOnce(Option<Record>, *const u8) -> T) -> Option<T> {
         let RingHeader { written, read } = self.header();
         let number = read.0.load(Ordering::Relaxed);
         if written.0.load(Ordering::Acquire) == number {
@@ -137,7 +137,7 @@ impl<'a> Ring<'a> {
     }
 
     /// How many cells with a message the receiver has not read.
-    pub(super) fn message_count(&self) -> usize {
+    pub(in crate::comm::host) fn message_count(&self) -> usize {
         let RingHeader { written, read } = self.header();
         let (written, read) = (written.0.load(Ordering::Acquire), read.0.load(Ordering::Relaxed));
         let unread = (0..written.wrapping_sub(read).min(CELLS)).map(|number| self.cell(read.wrapping_add(number)).0);

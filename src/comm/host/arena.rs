@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::{Shareable, SharedMemory};
-use crate::comm::host::protocol::abort_domain::AbortDomain;
-use crate::comm::host::protocol::segment::Segment;
-use crate::comm::host::protocol::slot::BufferLocation;
+use super::memory::{Shareable, SharedMemory};
+use super::protocol::abort_domain::AbortDomain;
+use super::protocol::segment::Segment;
+use super::protocol::slot::BufferLocation;
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
