@@ -26,9 +26,6 @@ struct Convert<'a, S, T, F> {
 }
 
 impl<S: Copy, T, F: Fn(S) -> T> Kernel for Convert<'_, S, T, F> {
-    // It widens one element after the other, without tables.
-    const WIDENS_FLOAT8: bool = false;
-
     #[inline(always)]
     fn run<I: Instructions>(self) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {

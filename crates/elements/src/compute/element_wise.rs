@@ -117,8 +117,6 @@ struct Pairs<'a, T, C> {
 }
 
 impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> Kernel for Pairs<'_, T, C> {
-    const WIDENS_FLOAT8: bool = false;
-
     #[inline(always)]
     fn run<I: Instructions>(self) {
         // Along a row, a source steps from element to element, or repeats one.

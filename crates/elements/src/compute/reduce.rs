@@ -149,6 +149,7 @@ where
     F: Fn(S::Value) -> S::Value,
 {
     // No other element of one byte is a float32 when it is widened.
+    #[cfg(target_arch = "x86_64")]
     const WIDENS_FLOAT8: bool = size_of::<S>() == 1 && size_of::<S::Value>() == 4;
 
     #[inline(always)]

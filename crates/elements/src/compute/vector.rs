@@ -56,7 +56,8 @@ pub(super) trait Instructions {
 /// A loop over elements.
 pub(super) trait Kernel {
     /// Whether it widens float8: only that is faster with VBMI than with other AVX-512.
-    const WIDENS_FLOAT8: bool;
+    #[cfg(target_arch = "x86_64")]
+    const WIDENS_FLOAT8: bool = false;
 
     /// Runs the loop. `#[inline(always)]`, so that it is compiled as part of a function that has
     /// these instructions.

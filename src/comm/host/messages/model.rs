@@ -38,7 +38,7 @@ fn a_sender_that_runs_ahead_overwrites_nothing() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             for number in 1..=CELLS as u8 + 1 {
-                if rank.rank == GroupRank(0) {
+                if rank.own.rank == GroupRank(0) {
                     send(rank, 1, 0, &[number]).expect("a send");
                 } else {
                     let mut byte = [0];
@@ -55,7 +55,7 @@ fn a_sender_that_runs_ahead_overwrites_nothing() {
 fn ranks_exchange_messages_out_of_order() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            let other = 1 - rank.rank.0;
+            let other = 1 - rank.own.rank.0;
             for tag in [0, 1] {
                 send(rank, other, tag, &[tag as u8]).expect("a send");
             }
@@ -77,7 +77,7 @@ fn a_long_message_arrives_whole() {
         explore(1, move || {
             on_ranks(ranks(2, spans_processes), |rank| {
                 let mut bytes: Vec<u8> = (0..LEN as u8).collect();
-                if rank.rank == GroupRank(0) {
+                if rank.own.rank == GroupRank(0) {
                     send(rank, 1, 0, &bytes).expect("a send");
                     bytes.fill(0xff);
                 } else {
@@ -131,7 +131,7 @@ fn an_abort_reaches_a_send_that_waits() {
     const LEN: usize = 9;
     explore(2, || {
         on_ranks(ranks(2, false), |rank| {
-            if rank.rank == GroupRank(0) {
+            if rank.own.rank == GroupRank(0) {
                 let error = send(rank, 1, 0, &[0; LEN]).expect_err("rank 1 does not receive it");
                 assert_eq!(error.kind(), ErrorKind::Aborted);
             } else {
@@ -152,7 +152,7 @@ fn a_copy_ends_before_a_failed_send_returns() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                if let Ok(_access) = receiver.segment.begin_access(receiver.rank, Accessor::Mailbox) {
+                if let Ok(_access) = receiver.own.segment.begin_access(receiver.own.rank, Accessor::Mailbox) {
                     memory.read(|| ());
                 }
                 receiver.abort(ErrorKind::Aborted, "no");

@@ -70,7 +70,7 @@ pub(crate) fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(
 }
 
 fn run(rank: &HostBackend, collective: Collective<GroupRank>, input: &[u8], output: &mut [u8]) -> Result<()> {
-    let block = input.len() / if matches!(collective, Collective::Scatter { .. }) { rank.segment.len() } else { 1 };
+    let block = input.len() / if matches!(collective, Collective::Scatter { .. }) { rank.own.segment.len() } else { 1 };
     let call = Call::of_blocks(collective, DataType::Uint8, block);
     let sides = [Address::host(input.as_ptr()), Address::host(output.as_mut_ptr())];
     let request = Request::new(call, sides, Instant::now() + Duration::from_secs(3600));
@@ -109,7 +109,7 @@ fn small_inputs_travel_in_headers() {
         on_ranks(ranks(2, true), |rank| {
             for round in 1..=HEADER_RING_LEN as u8 + 1 {
                 let mut sum = [0];
-                run(rank, Collective::AllReduce { reduce_op: SUM }, &[round + rank.rank.0 as u8], &mut sum)
+                run(rank, Collective::AllReduce { reduce_op: SUM }, &[round + rank.own.rank.0 as u8], &mut sum)
                     .expect("a sum");
                 assert_eq!(sum, [2 * round + 1]);
             }
@@ -168,7 +168,7 @@ fn staging_memory_is_exchanged() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];
-            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.rank.0 as u8 + 1; LEN], &mut sum)
+            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.own.rank.0 as u8 + 1; LEN], &mut sum)
                 .expect("a sum");
             assert_eq!(sum, [3; LEN]);
         });
@@ -182,7 +182,7 @@ fn the_end_of_a_direct_transfer_wakes_a_rank() {
     explore(2, || {
         on_ranks(ranks(2, false), |rank| {
             let mut sum = vec![0; LEN];
-            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.rank.0 as u8 + 1; LEN], &mut sum)
+            run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.own.rank.0 as u8 + 1; LEN], &mut sum)
                 .expect("a sum");
             assert_eq!(sum, [3; LEN]);
         });
@@ -193,7 +193,7 @@ fn the_end_of_a_direct_transfer_wakes_a_rank() {
 fn an_abort_reaches_a_rank_that_waits() {
     explore(3, || {
         on_ranks(ranks(2, false), |rank| {
-            if rank.rank == ROOT {
+            if rank.own.rank == ROOT {
                 let error = barrier(rank).expect_err("rank 1 does not come");
                 assert_eq!(error.kind(), ErrorKind::Aborted);
             } else {
@@ -256,7 +256,7 @@ fn a_rank_that_leaves_after_it_came_is_not_lost() {
 fn givers_that_disagree_learn_of_it_in_their_next_call() {
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
-            let other = GroupRank(1 - rank.rank.0);
+            let other = GroupRank(1 - rank.own.rank.0);
             let gathered = run(rank, Collective::Gather { root: other }, &[1], &mut [0; 2]);
             let error = gathered.and_then(|()| barrier(rank)).expect_err("each gave to the other");
             assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
@@ -274,13 +274,13 @@ fn an_access_ends_before_memory_is_freed() {
         let thread = thread::spawn({
             let memory = Arc::clone(&memory);
             move || {
-                if let Ok(_access) = reader.segment.begin_access(reader.rank, Accessor::Collective) {
+                if let Ok(_access) = reader.own.segment.begin_access(reader.own.rank, Accessor::Collective) {
                     memory.read(|| ());
                 }
             }
         });
         both[0].abort(ErrorKind::Aborted, "no");
-        both[0].segment.wait_for_accesses(ROOT);
+        both[0].own.segment.wait_for_accesses(ROOT);
         memory.write(|| ());
         thread.join().expect("no panic");
     });
