@@ -154,7 +154,7 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Waits until `look` finds something in the value. Whoever changes the value notifies
+    /// Waits until `look` finds something in the value. A thread that changes the value notifies
     /// `changed`.
     pub(crate) fn on<T, R>(
         &mut self,

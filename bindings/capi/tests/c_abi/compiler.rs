@@ -183,13 +183,13 @@ macro_rules! under_each_tool {
             }
 
             #[test]
-            #[ignore = "takes long; CI runs it"]
+            #[ignore = "compiles with sanitizers, which takes long; CI runs it"]
             fn under_sanitizers() {
                 run_under(Under::Sanitizers);
             }
 
             #[test]
-            #[ignore = "takes long; CI runs it"]
+            #[ignore = "takes long under valgrind; CI runs it"]
             fn under_valgrind() {
                 run_under(Under::Valgrind);
             }

@@ -85,13 +85,13 @@ fn four_ranks() {
 }
 
 #[test]
-#[ignore = "takes long; CI runs it"]
+#[ignore = "compiles with sanitizers, which takes long; CI runs it"]
 fn under_sanitizers() {
     conforms(4, Under::Sanitizers, &some(4, 2));
 }
 
 #[test]
-#[ignore = "takes long; CI runs it"]
+#[ignore = "takes long under valgrind; CI runs it"]
 fn under_valgrind() {
     conforms(3, Under::Valgrind, &some(3, 16));
 }

@@ -54,7 +54,7 @@ fn gpus_plainly() {
 }
 
 #[test]
-#[ignore = "takes long; CI runs it"]
+#[ignore = "compiles with sanitizers, which takes long; CI runs it"]
 fn gpus_under_sanitizers() {
     run_on_gpus(Under::Sanitizers, &[]);
 }
