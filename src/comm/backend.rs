@@ -296,16 +296,17 @@ impl<'a> Request<'a> {
 pub(crate) struct Checked<'a> {
     /// `None` if the rank is alone in the call, which then copies its input.
     pub(super) backend: Option<&'a dyn Backend>,
-    pub(super) request: Request<'a>,
+    pub(super) request: &'a Request<'a>,
 }
 
 impl<'a> Checked<'a> {
     /// The call of a rank that is alone in it.
-    pub(crate) fn alone(request: Request<'a>) -> Result<Self> {
+    pub(crate) fn alone(request: &'a mut Request<'_>) -> Result<Self> {
         let (call, rank) = (request.call.of_one_rank(), GroupRank(0));
         let sides = [request.input.addr(), request.output.addr()];
         check_buffers(&call, rank, call.used_bytes(rank, 1), sides).map_err(|e| request.label(e))?;
-        Ok(Checked { backend: None, request: Request { call, ..request } })
+        request.call = call;
+        Ok(Checked { backend: None, request })
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -320,7 +321,7 @@ impl<'a> Checked<'a> {
     pub(crate) unsafe fn run(&self) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
-            match (self.backend, &self.request) {
+            match (self.backend, self.request) {
                 (Some(backend), _) => backend.run(std::slice::from_ref(self)),
                 (None, Request { call, input, output, deadline, stream, .. }) => Executor::of(*stream)
                     .copy(*input, *output, call.block_bytes(), *deadline)

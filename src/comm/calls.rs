@@ -69,15 +69,15 @@ impl Communicator {
     /// # Safety
     ///
     /// As [`Backend::run`](super::Backend::run).
-    pub(crate) unsafe fn run(&self, request: Request<'_>) -> Result<()> {
+    pub(crate) unsafe fn run(&self, mut request: Request<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.check_request(request)?.run() }
+        unsafe { self.check_request(&mut request)?.run() }
     }
 
     /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
-    pub(crate) fn check_request<'a>(&'a self, mut request: Request<'a>) -> Result<Checked<'a>> {
+    pub(crate) fn check_request<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
         let used = self.used_bytes(&request.call);
-        self.check_rules(&request, used).map_err(|e| request.label(e))?;
+        self.check_rules(request, used).map_err(|e| request.label(e))?;
         if request.call.purpose == Purpose::COLLECTIVE {
             request.call.raise_to(self.determinism);
         }

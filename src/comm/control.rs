@@ -117,6 +117,6 @@ impl Control {
     /// As [`Backend::run`].
     unsafe fn run(&self, request: Request<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Checked { backend: Some(&*self.host), request }.run() }
+        unsafe { Checked { backend: Some(&*self.host), request: &request }.run() }
     }
 }

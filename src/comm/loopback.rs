@@ -72,7 +72,7 @@ impl Backend for Loopback {
         let may_come = calls.len() == 1 || calls.iter().all(|call| self.can_group(&call.request.call, WORLD_SIZE));
         assert!(may_come && calls.len() <= MAX_GROUPED_CALLS, "a group of calls that cannot be grouped");
         // SAFETY: the caller's promise.
-        calls.iter().try_for_each(|call| unsafe { self.run_request(&call.request) })
+        calls.iter().try_for_each(|call| unsafe { self.run_request(call.request) })
     }
 
     fn can_group(&self, call: &Call, rank_count: usize) -> bool {

@@ -186,12 +186,13 @@ impl<'a> EngineRun<'a> {
     ///
     /// As [`layers`](Self::layers).
     unsafe fn group(&self, layers: &[LayerId]) -> Result<()> {
-        let mut group = SmallVec::<[Checked<'_>; MAX_GROUPED_CALLS]>::new();
-        for id in layers {
-            if let (role @ Role::Member(_), Some(request)) = (self.binding.role(*id), self.request(*id)) {
-                group.push(role.check(request)?);
-            }
-        }
+        let calls = layers.iter().filter_map(|id| match self.binding.role(*id) {
+            role @ Role::Member(_) => Some((role, self.request(*id)?)),
+            _ => None,
+        });
+        let mut calls: SmallVec<[_; MAX_GROUPED_CALLS]> = calls.collect();
+        let group = calls.iter_mut().map(|(role, request)| role.check(request));
+        let group = group.collect::<Result<SmallVec<[Checked<'_>; MAX_GROUPED_CALLS]>>>()?;
         // SAFETY: the caller's promise; the calls were made for the shapes of these tensors.
         unsafe {
             Checked::run_group(&group)?;

@@ -67,12 +67,15 @@ impl Role {
 
     /// Checks the buffers of a layer's call, for memory too. The call of an engine brings scratch
     /// memory.
-    pub(crate) fn check<'a>(&'a self, request: Request<'a>) -> Result<Checked<'a>> {
+    pub(crate) fn check<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
         match self {
             Role::Member(communicator) => communicator.check_request(request),
             Role::Identity => Checked::alone(request),
             // There is nothing to copy.
-            Role::Skip => Checked::alone(Request { call: Call { block_elements: 0, ..request.call }, ..request }),
+            Role::Skip => {
+                request.call.block_elements = 0;
+                Checked::alone(request)
+            }
         }
     }
 }
@@ -271,13 +274,16 @@ impl BoundLayer {
         Ok(RunOnShape { input, output, call: self.call(&input) })
     }
 
-    /// A run on these buffers, which have passed the rules. That is not done again when its turn
-    /// comes.
-    fn check<'a>(&'a self, call: Call, sides: [Address; 2], stream: Option<&'a Stream>) -> Result<Checked<'a>> {
-        let Bound { layer, role, communicator, .. } = &*self.0;
+    /// A run on these buffers.
+    fn request<'a>(&'a self, call: Call, sides: [Address; 2], stream: Option<&'a Stream>) -> Request<'a> {
+        let Bound { layer, communicator, .. } = &*self.0;
         let (label, stream) = (Some(&*layer.subject), stream.and_then(Stream::as_cuda));
-        let request = Request { label, stream, ..Request::new(call, sides, communicator.deadline()) };
-        role.check(request).map_err(|e| self.about(e))
+        Request { label, stream, ..Request::new(call, sides, communicator.deadline()) }
+    }
+
+    /// Checks the buffers of a run. That is not done again when its turn comes.
+    fn check<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
+        self.0.role.check(request).map_err(|e| self.about(e))
     }
 
     /// Says in an error which rank and layer it is about.
@@ -354,7 +360,8 @@ impl BoundLayer {
         check("output", output, &output_shape, self.0.role.writes_output(&call)).map_err(about)?;
         let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
         let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
-        let checked = self.check(call, sides, None)?;
+        let mut request = self.request(call, sides, None);
+        let checked = self.check(&mut request)?;
         // SAFETY: the buffers have just been checked, and the views borrow them.
         unsafe { self.run_here(&checked) }
     }
@@ -395,7 +402,8 @@ impl BoundLayer {
         let call = self.take_of_run(dims, |run| run.call).map_err(|e| self.about(e))?;
         let space = self.0.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        let checked = self.check(call, sides, Some(stream))?;
+        let mut request = self.request(call, sides, Some(stream));
+        let checked = self.check(&mut request)?;
         if stream.is_inline() {
             // SAFETY: the caller's promise.
             return Ok(Work::ended(RawCollective::default(), unsafe { self.run_here(&checked) }));

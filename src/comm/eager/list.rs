@@ -254,8 +254,8 @@ impl Communicator {
         let request = self.request(collective, sides)?;
         let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
         let (call, stream) = (Call { only_moved, ..request.call }, stream.as_cuda());
-        let checked = self.check_request(Request { call, blocks: Some(&blocks), stream, ..request })?;
-        Ok(RawCollective::new(self, &checked, None))
+        let mut request = Request { call, blocks: Some(&blocks), stream, ..request };
+        Ok(RawCollective::new(self, &self.check_request(&mut request)?, None))
     }
 }
 

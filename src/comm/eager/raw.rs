@@ -17,7 +17,7 @@ use crate::util::text::count_of;
 /// A collective on raw addresses, a layer's run on them, or a barrier. It is empty if the
 /// enqueueing call has run it itself.
 #[derive(Debug, Default)]
-pub struct RawCollective(Option<RawCall>);
+pub struct RawCollective(Option<Box<RawCall>>);
 
 /// A call that has passed the rules.
 struct RawCall {
@@ -127,15 +127,16 @@ impl RawCollective {
     /// Checks memory, alignment and overlap of the buffers. It is not done again when the call
     /// runs.
     pub(super) fn checked(communicator: &Communicator, request: Request<'_>, stream: &Stream) -> Result<Self> {
-        let request = Request { stream: stream.as_cuda(), ..request };
-        let checked = communicator.check_request(request).map_err(|e| communicator.about(&request.call, e))?;
+        let mut request = Request { stream: stream.as_cuda(), ..request };
+        let call = request.call;
+        let checked = communicator.check_request(&mut request).map_err(|e| communicator.about(&call, e))?;
         Ok(RawCollective::new(communicator, &checked, None))
     }
 
     /// The work of a checked call, of a layer if it has a subject.
     pub(crate) fn new(communicator: &Communicator, checked: &Checked<'_>, subject: Option<Arc<str>>) -> Self {
-        let Request { call, input, output, blocks, deadline, .. } = checked.request;
-        RawCollective(Some(RawCall {
+        let Request { call, input, output, blocks, deadline, .. } = *checked.request;
+        RawCollective(Some(Box::new(RawCall {
             backend: Arc::clone(&communicator.backend),
             is_alone: checked.backend.is_none(),
             call,
@@ -143,7 +144,7 @@ impl RawCollective {
             blocks: blocks.map(<[Address]>::to_vec),
             deadline,
             subject,
-        }))
+        })))
     }
 }
 
@@ -162,7 +163,7 @@ impl Task for RawCollective {
             stream,
             ..Request::new(raw.call, raw.sides, raw.deadline)
         };
-        let checked = Checked { backend: (!raw.is_alone).then_some(&*raw.backend), request };
+        let checked = Checked { backend: (!raw.is_alone).then_some(&*raw.backend), request: &request };
         // SAFETY: the promise of `enqueue`, or buffers that the work owns.
         unsafe { checked.run() }.map_err(|error| raw.on_rank(error))
     }

@@ -369,7 +369,7 @@ impl Backend for HostBackend {
         self.check()?;
         let segment = &*self.own.segment;
         match segment.ranks().find(|peer| segment.has_died(*peer)) {
-            Some(peer) => bail!(PeerLost, "the process of rank {} ended", segment.member(peer)),
+            Some(peer) => bail!(PeerLost, "rank {} died while this rank waited", segment.member(peer)),
             None => Ok(()),
         }
     }

@@ -108,7 +108,7 @@ unsafe fn launch(group: &[Checked<'_>]) -> Result<()> {
 ///
 /// As [`run`]; the thread holds the communicator.
 unsafe fn call_in_group(call: &Checked<'_>) -> Result<ncclResult_t> {
-    let request = &call.request;
+    let request = call.request;
     let (Some(backend), Some(stream)) = (backend_of(call), request.stream) else {
         bail!(System, "a group of NCCL's has a call that is not on a CUDA stream");
     };

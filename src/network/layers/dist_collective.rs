@@ -36,9 +36,9 @@ impl LayerOp for DistCollectiveLayer {
     }
 
     unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
-        let Some((role, request)) = run.collective else { return Ok(()) };
+        let Some((role, mut request)) = run.collective else { return Ok(()) };
         // SAFETY: the caller's promise; the call was made for the shapes of these tensors.
-        unsafe { role.check(request)?.run() }
+        unsafe { role.check(&mut request)?.run() }
     }
 }
 

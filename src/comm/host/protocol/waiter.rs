@@ -45,6 +45,7 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
+    #[inline]
     pub(crate) fn new(domain: &'a AbortDomain, rank: Rank, wait: Wait<'a>) -> Self {
         let spins_left = if domain.may_spin() { SPINS } else { 0 };
         Waiter { domain, rank, wait, spins_left, yields_left: YIELDS }
