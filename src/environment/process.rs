@@ -1,12 +1,11 @@
 //! Processes of this machine, as `/proc` describes them: which one wrote a file, and which ones
 //! started this one.
 
-use std::fmt;
 use std::os::unix::fs::MetadataExt;
-use std::str::FromStr;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+use serde::{Deserialize, Serialize};
 
 /// What `/proc/<pid>/stat` says of a process or a thread.
 pub(super) struct Stat {
@@ -48,7 +47,7 @@ impl Stat {
 }
 
 /// A process of some machine, by which other processes can find out whether it still runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     /// The id of the running system. It changes when the machine is restarted.
     pub(super) boot: String,
@@ -103,27 +102,6 @@ impl ProcessIdentity {
     }
 }
 
-impl fmt::Display for ProcessIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {} {}", self.boot, self.namespace, self.pid, self.start_time)
-    }
-}
-
-impl FromStr for ProcessIdentity {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [boot, namespace, pid, start_time] = fields.as_slice() else { return Err(()) };
-        Ok(ProcessIdentity {
-            boot: (*boot).to_owned(),
-            namespace: namespace.parse().map_err(drop)?,
-            pid: pid.parse().map_err(drop)?,
-            start_time: start_time.parse().map_err(drop)?,
-        })
-    }
-}
-
 /// The ancestors of this process, the nearest first: its parent, its parent's parent and so on.
 pub(super) fn ancestors() -> impl Iterator<Item = (u32, Stat)> {
     let next = |pid: u32| Some((pid, Stat::of(pid).filter(|_| pid > 0)?));
@@ -146,7 +124,6 @@ mod tests {
     #[test]
     fn a_process_that_has_ended_is_known() {
         let own = ProcessIdentity::own().expect("/proc");
-        assert_eq!(own.to_string().parse(), Ok(own.clone()));
         assert_eq!(own.state(), ProcessState::Runs);
         assert_eq!(ProcessIdentity { start_time: own.start_time + 1, ..own.clone() }.state(), ProcessState::HasEnded);
         assert_eq!(ProcessIdentity { boot: "another".to_owned(), ..own.clone() }.state(), ProcessState::Unknown);

@@ -1,7 +1,6 @@
 //! Frames: a message on a connection is the number of its bytes (4 bytes, little endian) and the
 //! message in [postcard's format](https://postcard.jamesmunns.com/wire-format).
 
-use std::fmt;
 use std::io;
 
 use serde::Serialize;
@@ -38,28 +37,12 @@ pub(crate) fn body_len(length: [u8; LENGTH_BYTES], longest: usize) -> io::Result
 pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((message, [])) => Ok(message),
-        _ => Err(malformed("a message came that cannot be understood".to_owned())),
+        _ => Err(malformed("a message came that cannot be understood")),
     }
 }
 
-/// The error of bytes that are no message.
-#[derive(Debug)]
-struct Malformed(String);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}
-
-fn malformed(text: String) -> io::Error {
-    io::Error::other(Malformed(text))
-}
-
-/// Whether bytes came that are no message. Then the other end is of another version, or is no
-/// process of this library.
-pub(crate) fn is_malformed(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|error| error.is::<Malformed>())
+/// The error of bytes that are no message: the other end is of another version, or is no process
+/// of this library.
+fn malformed(text: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, text.into())
 }

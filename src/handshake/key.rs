@@ -44,7 +44,7 @@ pub(crate) struct Key {
 
 impl Key {
     /// The key of a process that takes part; `file_nonce` is the nonce of a rendezvous file.
-    pub(crate) fn new(participant: &Participant<'_>, file_nonce: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(participant: &Participant<'_>, file_nonce: Option<&[u8; 32]>) -> Result<Self> {
         let whole = Hmac::new(&encode(&(PROTOCOL, participant.job, participant.secret, file_nonce))?);
         let job = Hmac::new(&encode(&(PROTOCOL, "job", participant.job, file_nonce))?);
         Ok(Key { whole, job })

@@ -47,7 +47,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use channel::{Channel, Frame, Listener, poll_for, refused_user, wait};
 pub(crate) use credentials::{Peer, overflow_user, own_user};
-pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame, is_malformed};
+pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};
@@ -57,7 +57,7 @@ pub(crate) use rank_0::{Gathering, Member};
 use crate::error::{Error, ErrorKind};
 
 /// The protocol and its version: what both ends say first, and the first line of a rendezvous file.
-pub(crate) const PROTOCOL: &str = "distcollective handshake 4";
+pub(crate) const PROTOCOL: &str = "distcollective handshake 5";
 
 /// How long a connection may take until its hello has come.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,6 +1,5 @@
-//! The file by which ranks find rank 0. It has four lines: the protocol's version, rank 0's
-//! addresses, a nonce that is part of the key, and the identity of rank 0's process. Only a process
-//! that can read the file is let in.
+//! The file by which ranks find rank 0: [`Announced`] as JSON. Its nonce is part of the key, so only
+//! a process that can read the file is let in.
 //!
 //! A file has one rank 0. Rank 0 writes the file under another name and then links it to its name,
 //! which fails if there is a file of that name. An empty file, and one whose process has ended
@@ -13,37 +12,51 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
-use super::candidates::{Candidates, Failure};
-use super::tcp;
+use super::{AttemptError, tcp};
 use crate::environment::process::{ProcessIdentity, ProcessState};
 use crate::error::{Error, Result, bail, error};
-use crate::handshake::{PROTOCOL, random_text};
+use crate::handshake::{PROTOCOL, random, random_text};
+use crate::util::log;
 use crate::util::text::count_of;
-
-/// How many random bytes the nonce is made of.
-const NONCE_BYTES: usize = 32;
 
 /// The longest file that is read.
 const LONGEST_FILE: u64 = 4096;
 
+/// Without O_NONBLOCK, opening a pipe would wait for its other end.
+const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+
+/// What the file says.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Announced {
+    protocol: String,
+    /// Rank 0's machine, by several names and addresses.
+    pub(super) hosts: Vec<String>,
+    pub(super) port: u16,
+    pub(super) nonce: [u8; 32],
+    /// Rank 0's process, if `/proc` shows it.
+    owner: Option<ProcessIdentity>,
+}
+
 /// Rank 0's file while it waits for the other ranks. Dropping this removes the file.
 pub(super) struct Announcement {
     path: PathBuf,
-    identity: Identity,
-    nonce: String,
+    id: FileId,
+    pub(super) nonce: [u8; 32],
 }
 
 /// Device and inode of a file. A file that another process has put in its place has others.
-type Identity = (u64, u64);
+type FileId = (u64, u64);
 
-fn identity(found: &std::fs::Metadata) -> Identity {
+fn id_of(found: &std::fs::Metadata) -> FileId {
     (found.dev(), found.ino())
 }
 
 /// Checks, on rank 0, that there is no file at the path but one that can be replaced.
 pub(super) fn check_unused(path: &Path) -> Result<()> {
-    match open_old(path, OpenOptions::new().read(true))? {
+    match open(path, OpenOptions::new().read(true))? {
         Some(old) => check_replaceable(path, &old),
         None => Ok(()),
     }
@@ -52,25 +65,23 @@ pub(super) fn check_unused(path: &Path) -> Result<()> {
 /// Writes the file for a rank 0 that listens on this port. Other processes see the whole file or
 /// none.
 pub(super) fn announce(path: &Path, port: u16) -> Result<Announcement> {
-    let nonce = random_text::<NONCE_BYTES>()?;
+    let nonce = random()?;
     let Some(name) = path.file_name() else { bail!(InvalidArgument, "{path:?} does not name a file") };
     let mut aside = name.to_owned();
-    aside.push(format!(".{}.{}", std::process::id(), &nonce[..8]));
+    aside.push(format!(".{}.{}", std::process::id(), random_text::<4>()?));
     let aside = path.with_file_name(aside);
-    let own = ProcessIdentity::own().map_or_else(|| UNKNOWN.to_owned(), |own| own.to_string());
-    let text = format!("{PROTOCOL}\n{}\n{nonce}\n{own}\n", tcp::own_addresses(port).join(" "));
+    let owner = ProcessIdentity::own();
+    let announced = Announced { protocol: PROTOCOL.to_owned(), hosts: tcp::own_hosts(), port, nonce, owner };
+    let text = serde_json::to_vec(&announced).map_err(|e| cannot_write(path, e.into()))?;
     let failed = |e| cannot_write(path, e);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).map_err(failed)?;
     // On a network file system, other machines must not see the name before the content.
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| file.metadata());
-    let announced = written.map_err(failed).and_then(|found| place(&file, &aside, path).map(|()| identity(&found)));
+    let written = file.write_all(&text).and_then(|()| file.sync_all()).and_then(|()| file.metadata());
+    let announced = written.map_err(failed).and_then(|found| place(&file, &aside, path).map(|()| id_of(&found)));
     // If the file was renamed, this fails.
     let _ = std::fs::remove_file(&aside);
-    Ok(Announcement { path: path.to_owned(), identity: announced?, nonce })
+    Ok(Announcement { path: path.to_owned(), id: announced?, nonce })
 }
-
-/// Stands for a process whose identity `/proc` does not show.
-const UNKNOWN: &str = "unknown";
 
 fn cannot_write(path: &Path, e: std::io::Error) -> Error {
     error!(System, "file {path:?} cannot be written: {e}").with_source(e)
@@ -106,7 +117,7 @@ fn place(file: &File, aside: &Path, path: &Path) -> Result<()> {
 /// Replaces an empty or abandoned file by the finished one. The lock on the old file keeps another
 /// rank 0 from replacing it between check and rename. False if the old file is gone.
 fn replace(aside: &Path, path: &Path) -> Result<bool> {
-    let Some(old) = open_old(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };
+    let Some(old) = open(path, OpenOptions::new().read(true).write(true))? else { return Ok(false) };
     match flock(&old, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -118,8 +129,8 @@ fn replace(aside: &Path, path: &Path) -> Result<bool> {
         }
     }
     let failed = |e| cannot_write(path, e);
-    let locked = identity(&old.metadata().map_err(failed)?);
-    if !std::fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == locked) {
+    let locked = id_of(&old.metadata().map_err(failed)?);
+    if !std::fs::symlink_metadata(path).is_ok_and(|found| id_of(&found) == locked) {
         return Ok(false);
     }
     check_replaceable(path, &old)?;
@@ -127,33 +138,29 @@ fn replace(aside: &Path, path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// Opens the file that is at the path already; an error if it is not a regular file.
-fn open_old(path: &Path, options: &mut OpenOptions) -> Result<Option<File>> {
-    let old = match options.custom_flags(OPEN_FLAGS).open(path) {
-        Ok(old) => old,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ELOOP | libc::EISDIR)) => return Err(not_regular(path)),
-        Err(e) => return Err(error!(System, "file {path:?} cannot be looked at: {e}").with_source(e)),
-    };
-    match old.metadata() {
-        Ok(found) if found.is_file() => Ok(Some(old)),
-        _ => Err(not_regular(path)),
+/// Opens the file at the path, if there is one.
+fn open(path: &Path, options: &mut OpenOptions) -> Result<Option<File>> {
+    match options.custom_flags(OPEN_FLAGS).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ELOOP | libc::EISDIR)) => Err(not_regular(path)),
+        Err(e) => Err(error!(System, "file {path:?} cannot be opened: {e}").with_source(e)),
     }
 }
 
 /// Checks that a file is empty, or that the rank 0 that wrote it has ended.
 fn check_replaceable(path: &Path, old: &File) -> Result<()> {
-    let mut bytes = Vec::new();
-    let read = old.metadata().and_then(|found| {
-        old.take(LONGEST_FILE).read_to_end(&mut bytes)?;
-        Ok(found.uid() == rustix::process::geteuid().as_raw())
-    });
-    let is_own = read.map_err(|e| error!(System, "file {path:?} cannot be read: {e}").with_source(e))?;
-    if bytes.is_empty() {
+    let failed = |e| error!(System, "file {path:?} cannot be read: {e}").with_source(e);
+    let metadata = old.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(not_regular(path));
+    }
+    let (bytes, announced) = content(old).map_err(failed)?;
+    if bytes == 0 {
         return Ok(());
     }
-    let written = std::str::from_utf8(&bytes).ok().and_then(parse).filter(|_| is_own);
-    let Some((_, owner)) = written else {
+    let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+    let Some(Announced { owner, .. }) = announced.filter(|_| is_own) else {
         bail!(
             InvalidArgument,
             "file {path:?} has content that no rank 0 of this version wrote; remove it, or name another file"
@@ -161,7 +168,7 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     };
     match owner.as_ref().map(|owner| (owner.state(), owner.pid)) {
         Some((ProcessState::HasEnded, pid)) => {
-            crate::util::log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
+            log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
             Ok(())
         }
         Some((ProcessState::Runs, pid)) => bail!(
@@ -176,35 +183,21 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     }
 }
 
-/// Without O_NONBLOCK, opening a pipe would wait for its other end.
-const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-
-impl Announcement {
-    pub(super) fn nonce(&self) -> &str {
-        &self.nonce
-    }
-}
-
 impl Drop for Announcement {
     fn drop(&mut self) {
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity)
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| id_of(&found) == self.id)
             && let Err(e) = std::fs::remove_file(&self.path)
         {
-            crate::util::log::event!(WARN, "file {:?} of the rendezvous cannot be removed: {e}", self.path);
+            log::event!(WARN, "file {:?} of the rendezvous cannot be removed: {e}", self.path);
         }
     }
 }
 
 /// Reads where rank 0 is. The file may be absent or empty until rank 0 has written it, and may be
 /// one that a crashed job has left.
-pub(super) fn read(path: &Path) -> Result<Candidates, Failure> {
-    let file = match OpenOptions::new().read(true).custom_flags(OPEN_FLAGS).open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Failure::Passing("the file was not there".to_owned()));
-        }
-        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(not_regular(path).into()),
-        Err(e) => return Err(error!(System, "file {path:?} cannot be read: {e}").with_source(e).into()),
+pub(super) fn read(path: &Path) -> Result<Announced, AttemptError> {
+    let Some(file) = open(path, OpenOptions::new().read(true))? else {
+        return Err(AttemptError::Passing("the file was not there".to_owned()));
     };
     // From here on, on a network file system, a failure may come from rank 0's replacing the file.
     let metadata = file.metadata()?;
@@ -212,7 +205,7 @@ pub(super) fn read(path: &Path) -> Result<Candidates, Failure> {
         return Err(not_regular(path).into());
     }
     if metadata.len() == 0 {
-        return Err(Failure::Passing("the file was empty".to_owned()));
+        return Err(AttemptError::Passing("the file was empty".to_owned()));
     }
     let own_user = rustix::process::geteuid().as_raw();
     if metadata.uid() != own_user || metadata.mode() & 0o077 != 0 {
@@ -224,33 +217,25 @@ pub(super) fn read(path: &Path) -> Result<Candidates, Failure> {
         )
         .into());
     }
-    let mut bytes = Vec::new();
-    file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
-    let candidates = std::str::from_utf8(&bytes).ok().and_then(parse);
-    candidates.map(|(candidates, _)| candidates).ok_or_else(|| {
+    let (bytes, announced) = content(&file)?;
+    announced.ok_or_else(|| {
         error!(
             InvalidArgument,
             "file {path:?} has {} that rank 0 of this version did not write; remove it, or name another file",
-            count_of(bytes.len(), "byte")
+            count_of(bytes, "byte")
         )
         .into()
     })
 }
 
-fn not_regular(path: &Path) -> Error {
-    error!(InvalidArgument, "{path:?} has to be a regular file, or absent until rank 0 has come, and is something else")
+/// The number of bytes in a file, and what they say if a rank 0 of this version wrote them.
+fn content(file: &File) -> std::io::Result<(usize, Option<Announced>)> {
+    let mut bytes = Vec::new();
+    file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
+    let announced = serde_json::from_slice(&bytes).ok();
+    Ok((bytes.len(), announced.filter(|found: &Announced| found.protocol == PROTOCOL)))
 }
 
-/// Parses what [`announce`] writes, and nothing else.
-fn parse(text: &str) -> Option<(Candidates, Option<ProcessIdentity>)> {
-    let lines: Vec<&str> = text.split('\n').collect();
-    let [PROTOCOL, hosts, nonce, owner, ""] = lines.as_slice() else { return None };
-    let host = |text: &str| {
-        let (host, port) = text.rsplit_once(':')?;
-        Some((host.to_owned(), port.parse().ok()?))
-    };
-    let hosts = hosts.split(' ').map(host).collect::<Option<_>>()?;
-    let is_nonce = nonce.len() == 2 * NONCE_BYTES && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let owner = if *owner == UNKNOWN { None } else { Some(owner.parse().ok()?) };
-    is_nonce.then(|| (Candidates { hosts, file_nonce: Some((*nonce).to_owned()) }, owner))
+fn not_regular(path: &Path) -> Error {
+    error!(InvalidArgument, "{path:?} has to be a regular file, or absent until rank 0 has come, and is something else")
 }

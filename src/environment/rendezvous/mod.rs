@@ -12,7 +12,6 @@
 //! network that is not trusted needs a secret (`DCL_SECRET`), and a long random one: an attacker
 //! who listens there can try guesses offline.
 
-mod candidates;
 mod exchange;
 mod file;
 mod peer;
@@ -20,16 +19,13 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 
-use std::net::TcpListener;
 use std::time::Instant;
 
 use exchange::{LONGEST_PART, Step};
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, Result, bail, error};
-use crate::handshake::{
-    Channel, End, Frame, Gathering, Key, Listener, Member, Message, Participant, random_text, send_end,
-};
+use crate::handshake::{Channel, End, Frame, Gathering, Key, Listener, Message, Participant, random_text, send_end};
 use crate::util::interrupt;
 
 /// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of
@@ -43,31 +39,17 @@ const NONCE_BYTES: usize = 16;
 /// All ranks of a job, connected in a star around rank 0. Every process has one rank.
 pub(super) struct Rendezvous {
     rank: u32,
+    world_size: u32,
     nonce: String,
-    connections: Connections,
+    /// On rank 0 those to all others, in order; on another rank that to rank 0.
+    channels: Vec<Channel>,
     /// The error that ended the rendezvous. Further calls return it.
     end: Option<Error>,
 }
 
-/// This rank's connections.
-enum Connections {
-    /// Those of rank 0 to all others, in order.
-    ToPeers(Vec<Channel>),
-    /// That of another rank to rank 0.
-    ToRank0 { channel: Channel, world_size: u32 },
-}
-
 impl Rendezvous {
-    /// Connects the ranks of the job. Collective.
-    ///
-    /// # Errors
-    ///
-    /// - The rank is not one of the world, or the world has more than [`MAX_RANKS`] ranks.
-    /// - On rank 0: the port is in use, or the file has content.
-    /// - The file is not as it has to be; see [`file`].
-    /// - Ranks do not come before the deadline.
-    /// - Ranks have different world sizes or secrets, or two processes have one rank.
-    /// - A message has a wrong tag.
+    /// Connects the ranks of the job. Collective. Besides ranks that do not come or contradict each
+    /// other, rank 0's port or file may be taken, and a message may have a wrong tag.
     pub(super) fn join(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<Self> {
         let Participant { first_rank: rank, world_size, .. } = *participant;
         if rank >= world_size {
@@ -79,14 +61,14 @@ impl Rendezvous {
                 "world_size is {world_size}; ranks that meet over TCP or through a file are at most {MAX_RANKS}"
             );
         }
-        let (connections, nonce) = if rank == 0 {
+        let (channels, nonce) = if rank == 0 {
             let nonce = random_text::<NONCE_BYTES>()?;
-            (Connections::ToPeers(gather_peers(endpoint, participant, &nonce)?), nonce)
+            (gather_peers(endpoint, participant, &nonce)?, nonce)
         } else {
             let (channel, nonce) = peer::connect(endpoint, participant)?;
-            (Connections::ToRank0 { channel, world_size }, nonce)
+            (vec![channel], nonce)
         };
-        Ok(Rendezvous { rank, nonce, connections, end: None })
+        Ok(Rendezvous { rank, world_size, nonce, channels, end: None })
     }
 
     /// A text that is the same on all ranks and different in every other rendezvous.
@@ -98,80 +80,82 @@ impl Rendezvous {
     /// rank 0 has told it that all ranks have received all parts. So an error on one rank is an
     /// error on all, unless it concerns only that last message. After an error the rendezvous has
     /// ended, and further calls return that error.
-    ///
-    /// # Errors
-    ///
-    /// - This rank's part is longer than [`LONGEST_PART`].
-    /// - A message has a wrong tag.
-    /// - A rank is lost, or sends nothing before the deadline. All ranks are told which.
     pub(super) fn exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
         if let Some(end) = &self.end {
             return Err(end.clone());
         }
-        let parts = if part.len() > LONGEST_PART {
-            let (rank, len) = (self.rank, part.len());
-            Err(error!(
-                InvalidArgument,
-                "rank {rank} gave a part of {len} bytes, and at most {LONGEST_PART} are allowed"
-            ))
-        } else {
-            match &mut self.connections {
-                Connections::ToPeers(channels) => exchange::on_rank_0(channels, part, deadline),
-                Connections::ToRank0 { channel, world_size } => exchange::on_peer(channel, *world_size, part, deadline),
-            }
-        };
-        if let Err(error) = &parts {
-            match &mut self.connections {
-                Connections::ToPeers(channels) => send_end(channels, error),
-                Connections::ToRank0 { channel, .. } => {
-                    send_end([&mut *channel], error);
-                    channel.shut_down();
-                }
+        self.try_exchange(part, deadline).inspect_err(|error| {
+            send_end(&mut self.channels, error);
+            if self.rank != 0 {
+                self.channels.iter().for_each(Channel::shut_down);
             }
             self.end = Some(error.clone());
+        })
+    }
+
+    fn try_exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let (rank, len) = (self.rank, part.len());
+        if len > LONGEST_PART {
+            bail!(InvalidArgument, "rank {rank} gave a part of {len} bytes, and at most {LONGEST_PART} are allowed");
         }
-        parts
+        match rank {
+            0 => exchange::on_rank_0(&mut self.channels, part, deadline),
+            _ => exchange::on_peer(&mut self.channels[0], self.world_size, part, deadline),
+        }
     }
 }
 
 /// Rank 0's part of [`Rendezvous::join`]. A world of one opens no socket.
 fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str) -> Result<Vec<Channel>> {
-    let gather = |listener: TcpListener, file_nonce| {
-        let listener =
-            Listener::tcp(listener).map_err(|e| error!(System, "rank 0 cannot listen: {e}").with_source(e))?;
-        let gathering = Gathering {
-            participant,
-            key: &Key::new(participant, file_nonce)?,
-            nonce,
-            subject: String::new(),
-            destination: format!(" to {endpoint}"),
-        };
-        gathering.run(&listener)
-    };
-    let members: Vec<Member> = match endpoint {
-        Endpoint::Tcp { .. } if participant.world_size == 1 => Vec::new(),
-        Endpoint::Tcp { host, port } => gather(tcp::listen(host, *port, participant.deadline)?, None)?,
+    let is_alone = participant.world_size == 1;
+    let (listener, announcement) = match endpoint {
+        Endpoint::Tcp { .. } if is_alone => return Ok(Vec::new()),
+        Endpoint::Tcp { host, port } => (tcp::listen(host, *port, participant.deadline)?, None),
         Endpoint::File(path) => {
             file::check_unused(path)?;
-            if participant.world_size == 1 {
+            if is_alone {
                 return Ok(Vec::new());
             }
             let listener = tcp::listen_anywhere()?;
-            let port =
-                listener.local_addr().map_err(|e| error!(System, "a socket without address").with_source(e))?.port();
-            let announcement = file::announce(path, port)?;
-            gather(listener, Some(announcement.nonce()))?
+            let address =
+                listener.local_addr().map_err(|e| error!(System, "a socket without address").with_source(e))?;
+            (listener, Some(file::announce(path, address.port())?))
         }
     };
+    let listener = Listener::tcp(listener).map_err(|e| error!(System, "rank 0 cannot listen: {e}").with_source(e))?;
+    let gathering = Gathering {
+        participant,
+        key: &Key::new(participant, announcement.as_ref().map(|file| &file.nonce))?,
+        nonce,
+        subject: String::new(),
+        destination: format!(" to {endpoint}"),
+    };
+    let mut channels: Vec<Channel> = gathering.run(&listener)?.into_iter().map(|member| member.channel).collect();
     // From here on the kernel refuses connections of processes that come too late, and the file is
     // gone.
-    let mut channels: Vec<Channel> = members.into_iter().map(|member| member.channel).collect();
-    let told =
-        exchange::send_to_all(&mut channels, &[Frame::new(&Message::Step(Step::Complete))?], participant.deadline);
-    if let Err(error) = &told {
-        send_end(&mut channels, error);
+    drop((listener, announcement));
+    exchange::send_to_all(&mut channels, &[Frame::new(&Message::Step(Step::Complete))?], participant.deadline)
+        .inspect_err(|error| send_end(&mut channels, error))?;
+    Ok(channels)
+}
+
+/// Why an attempt did not lead to rank 0.
+enum AttemptError {
+    /// Another attempt may succeed.
+    Passing(String),
+    Final(Error),
+}
+
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> Self {
+        AttemptError::Final(error)
     }
-    told.map(|()| channels)
+}
+
+impl From<std::io::Error> for AttemptError {
+    fn from(error: std::io::Error) -> Self {
+        interrupt::of_io(&error).map_or_else(|| AttemptError::Passing(error.to_string()), AttemptError::Final)
+    }
 }
 
 /// The error of a rank that `rank` told that it ends the rendezvous.

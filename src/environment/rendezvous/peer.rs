@@ -5,12 +5,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::candidates::{Candidates, Failure};
 use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
-use super::{file, tcp};
+use super::{AttemptError, file, tcp};
 use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::handshake::{Channel, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end};
+use crate::handshake::{
+    Channel, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end,
+};
 use crate::util::interrupt;
 use crate::util::wait::{RETRY, Stopped, Wait};
 
@@ -59,12 +60,12 @@ fn find(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, 
     loop {
         match attempt(endpoint, participant, instance) {
             Ok(found) => return Ok(found),
-            Err(Failure::Final(error)) => return Err(error),
+            Err(AttemptError::Final(error)) => return Err(error),
             // An attempt that the deadline has cut short says less than the one before.
-            Err(Failure::Passing(now)) if reason.borrow().is_empty() || Instant::now() < deadline => {
+            Err(AttemptError::Passing(now)) if reason.borrow().is_empty() || Instant::now() < deadline => {
                 reason.replace(now);
             }
-            Err(Failure::Passing(_)) => {}
+            Err(AttemptError::Passing(_)) => {}
         }
         match waiting.sleep(pause) {
             Ok(()) => pause = LONGEST_PAUSE.min(pause * 2),
@@ -77,17 +78,20 @@ fn find(endpoint: &Endpoint, participant: &Participant<'_>) -> Result<(Channel, 
 fn attempt(
     endpoint: &Endpoint,
     participant: &Participant<'_>,
-    instance: crate::handshake::Instance,
-) -> Result<(Channel, String), Failure> {
-    let candidates = match endpoint {
-        Endpoint::Tcp { host, port } => Candidates { hosts: vec![(host.clone(), *port)], file_nonce: None },
-        Endpoint::File(path) => file::read(path)?,
+    instance: Instance,
+) -> Result<(Channel, String), AttemptError> {
+    let (hosts, port, file_nonce) = match endpoint {
+        Endpoint::Tcp { host, port } => (vec![host.clone()], *port, None),
+        Endpoint::File(path) => {
+            let found = file::read(path)?;
+            (found.hosts, found.port, Some(found.nonce))
+        }
     };
-    let key = Key::new(participant, candidates.file_nonce.as_deref())?;
+    let key = Key::new(participant, file_nonce.as_ref())?;
     let introduction = Introduction { participant, key: &key, instance };
     let mut reasons = Vec::new();
-    for (host, port) in &candidates.hosts {
-        let addresses = match resolve(host, *port, participant.deadline) {
+    for host in &hosts {
+        let addresses = match resolve(host, port, participant.deadline) {
             Ok(addresses) => addresses,
             Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error.into()),
             Err(error) => {
@@ -97,21 +101,21 @@ fn attempt(
         };
         for address in addresses {
             match introduce_at(address, &introduction) {
-                Err(Failure::Passing(reason)) => reasons.push(format!("{address}: {reason}")),
+                Err(AttemptError::Passing(reason)) => reasons.push(format!("{address}: {reason}")),
                 other => return other,
             }
         }
     }
-    Err(Failure::Passing(reasons.join("; ")))
+    Err(AttemptError::Passing(reasons.join("; ")))
 }
 
 /// Introduces this process at an address.
-fn introduce_at(address: SocketAddr, introduction: &Introduction<'_>) -> Result<(Channel, String), Failure> {
+fn introduce_at(address: SocketAddr, introduction: &Introduction<'_>) -> Result<(Channel, String), AttemptError> {
     let deadline = introduction.participant.deadline;
     let mut channel = tcp::connect(address, deadline)?;
     // The attempt is short; `find` logs a long wait.
     let mut waiting = Wait::until(attempt_until(deadline));
-    let passing = |reason: &str| Failure::Passing(reason.to_owned());
+    let passing = |reason: &str| AttemptError::Passing(reason.to_owned());
     let nonce = introduce(&mut channel, introduction, &mut waiting);
     let nonce = nonce.map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => e.into(),

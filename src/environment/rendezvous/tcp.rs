@@ -63,14 +63,12 @@ fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Re
     Err(refusal)
 }
 
-/// The addresses at which others may reach a port of this machine, the most likely one first.
-pub(super) fn own_addresses(port: u16) -> Vec<String> {
-    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+/// The hosts by which others may reach this machine, the most likely one first.
+pub(super) fn own_hosts() -> Vec<String> {
     // These two addresses are reserved for documentation, so the default route leads to them.
     let outgoing = [(ANY[1], "192.0.2.1"), (ANY[0], "2001:db8::1")].map(|(any, far)| outgoing_address(any, far));
-    let numbers = outgoing.into_iter().flatten().chain([IpAddr::V4(Ipv4Addr::LOCALHOST)]);
-    let numbers = numbers.map(|ip| SocketAddr::new(ip, port).to_string());
-    numbers.chain([format!("{own_name}:{port}")]).collect()
+    let numbers = outgoing.into_iter().flatten().chain([IpAddr::V4(Ipv4Addr::LOCALHOST)]).map(|ip| ip.to_string());
+    numbers.chain([rustix::system::uname().nodename().to_string_lossy().into_owned()]).collect()
 }
 
 /// The address from which this machine would send to `far`. Nothing is sent: connecting a UDP

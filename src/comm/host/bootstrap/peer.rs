@@ -15,8 +15,7 @@ use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
-    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, is_malformed, random,
-    send_end,
+    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end,
 };
 use crate::util::wait::{RETRY, Stopped, Wait};
 use crate::util::{caused_by, interrupt};
@@ -152,7 +151,7 @@ fn not_received(call: &str, e: io::Error) -> Error {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
-        _ if is_malformed(&e) => another().with_source(e),
+        io::ErrorKind::Unsupported => another().with_source(e),
         _ => caused_by(lost(), call, e),
     }
 }

@@ -15,9 +15,10 @@ fn the_files_nonce_is_part_of_the_key() {
     scope(|scope| {
         let rank_0 = scope.spawn(|| Rendezvous::join(&endpoint, &participant(0, 2)).map(drop));
         let text = patiently(|| std::fs::read_to_string(&path).ok());
-        let nonce = text.lines().nth(2).expect("a nonce");
+        let mut content: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        content["nonce"] = vec![0; 32].into();
         let copy = folder.0.join("copy");
-        write_privately(&copy, &text.replace(nonce, &"0".repeat(64)));
+        write_privately(&copy, &content.to_string());
         let (kind, message) = error_of(Rendezvous::join(
             &Endpoint::File(copy),
             &Participant { deadline: shortly(), ..participant(1, 2) },
@@ -38,11 +39,13 @@ fn write_privately(path: &Path, text: &str) {
 
 /// What a crashed job of another machine leaves: no process listens there.
 fn left_over(port: &Port) -> String {
-    left_by(port, "another-boot 1 1 1")
+    left_by(port, Some(&ProcessIdentity { boot: "another".to_owned(), namespace: 1, pid: 1, start_time: 1 }))
 }
 
-fn left_by(port: &Port, owner: &str) -> String {
-    format!("{PROTOCOL}\n127.0.0.1:{}\n{}\n{owner}\n", port.number, "ab".repeat(32))
+fn left_by(port: &Port, owner: Option<&ProcessIdentity>) -> String {
+    let (port, nonce) = (port.number, [171; 32]);
+    serde_json::json!({"protocol": PROTOCOL, "hosts": ["127.0.0.1"], "port": port, "nonce": nonce, "owner": owner})
+        .to_string()
 }
 
 /// What a process of this machine leaves that has ended.
@@ -50,7 +53,7 @@ fn left_by_the_dead(port: &Port) -> String {
     let mut child = std::process::Command::new("true").spawn().expect("a child");
     child.wait().expect("an own child");
     let own = ProcessIdentity::own().expect("/proc");
-    left_by(port, &ProcessIdentity { pid: child.id(), ..own }.to_string())
+    left_by(port, Some(&ProcessIdentity { pid: child.id(), ..own }))
 }
 
 /// Two jobs with one file: the rank 0 that comes first goes on, and the other one fails at once.
@@ -127,11 +130,11 @@ fn the_file_is_private_while_it_is_there_and_gone_afterwards() {
 fn rank_0_takes_no_file_that_another_process_may_need() {
     let (port, folder) = (Port::free(), Folder::new());
     let (path, endpoint) = folder.endpoint();
-    let own = ProcessIdentity::own().expect("/proc").to_string();
+    let own = ProcessIdentity::own().expect("/proc");
     for (text, reason) in [
         (left_over(&port), "has content: a rank 0 of another machine or container wrote it"),
-        (left_by(&port, "unknown"), "has content: a rank 0 of another machine or container wrote it"),
-        (left_by(&port, &own), "has content: the rank 0 of another job, process"),
+        (left_by(&port, None), "has content: a rank 0 of another machine or container wrote it"),
+        (left_by(&port, Some(&own)), "has content: the rank 0 of another job, process"),
         ("notes".to_owned(), "has content that no rank 0 of this version wrote; remove it"),
     ] {
         let text = text.as_str();
@@ -170,14 +173,15 @@ fn peers_believe_only_a_private_regular_file() {
     let good = left_over(&port);
     let foreign = [
         "\0".repeat(128),
-        good.replace("handshake 4", "handshake 3"),
-        good.replace("another-boot 1", "another-boot"),
-        good.replace("another-boot", "another boot"),
-        good.replace("127.0.0.1:", "127.0.0.1 "),
-        good.replace("ab\n", "a\n"),
-        good.replace("ab\n", "ag\n"),
+        good.replace(PROTOCOL, "distcollective handshake 3"),
+        good.replace("\"another\"", "7"),
+        good.replace("[\"127.0.0.1\"]", "\"127.0.0.1\""),
+        good.replace(&format!(":{}", port.number), ":65536"),
+        good.replace("[171,", "["),
+        good.replace("[171,", "[256,"),
+        good.replace("\"owner\"", "\"own\""),
         good.clone() + "more",
-        good.clone() + &"\n".repeat(5000),
+        good.replace("127.0.0.1", &"1".repeat(5000)),
     ];
     for text in foreign {
         write_privately(&path, &text);
@@ -242,6 +246,6 @@ fn a_file_is_read_as_it_was_written() {
     let (path, _) = folder.endpoint();
     let announcement = file::announce(&path, 77).expect("a file");
     let Ok(whereabouts) = file::read(&path) else { panic!("the file is not understood") };
-    assert_eq!(whereabouts.file_nonce.as_deref(), Some(announcement.nonce()));
-    assert!(whereabouts.hosts.contains(&("127.0.0.1".to_owned(), 77)), "{:?}", whereabouts.hosts);
+    assert_eq!((whereabouts.nonce, whereabouts.port), (announcement.nonce, 77));
+    assert!(whereabouts.hosts.contains(&"127.0.0.1".to_owned()), "{:?}", whereabouts.hosts);
 }
