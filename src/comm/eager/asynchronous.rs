@@ -75,36 +75,24 @@ pub type AsyncResult<T = Operands> = Result<Work<T>, EnqueueError<T>>;
 /// others come from [`Work::wait`].
 impl Communicator {
     /// [`all_reduce`](Self::all_reduce) of a buffer that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_reduce_async(&self, buffer: impl Into<Buffer>, reduce_op: ReduceOperation) -> AsyncResult {
         self.start(Collective::AllReduce { reduce_op }, Operands::in_place(buffer.into()))
     }
 
     /// [`all_gather`](Self::all_gather) of buffers that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_gather_async(&self, input: impl Into<Buffer>, output: impl Into<Buffer>) -> AsyncResult {
         self.start(Collective::AllGather, Operands::new(input.into(), output.into()))
     }
 
     /// [`broadcast`](Self::broadcast) of a buffer that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn broadcast_async(&self, buffer: impl Into<Buffer>, root: impl Into<Rank>) -> AsyncResult {
         self.start(Collective::Broadcast { root: root.into() }, Operands::in_place(buffer.into()))
     }
 
     /// [`reduce`](Self::reduce) of a buffer that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn reduce_async(
         &self,
@@ -116,9 +104,6 @@ impl Communicator {
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) of buffers that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn reduce_scatter_async(
         &self,
@@ -130,9 +115,6 @@ impl Communicator {
     }
 
     /// [`all_to_all`](Self::all_to_all) of buffers that the work owns.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_to_all_async(&self, input: impl Into<Buffer>, output: impl Into<Buffer>) -> AsyncResult {
         self.start(Collective::AllToAll, Operands::new(input.into(), output.into()))
@@ -140,9 +122,6 @@ impl Communicator {
 
     /// [`gather`](Self::gather) of buffers that the work owns. Ranks other than the root may give
     /// `None` for the output.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn gather_async(
         &self,
@@ -155,9 +134,6 @@ impl Communicator {
 
     /// [`scatter`](Self::scatter) of buffers that the work owns. Ranks other than the root may give
     /// `None` for the input.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn scatter_async(
         &self,
@@ -203,11 +179,8 @@ impl Communicator {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
-    /// # Errors
-    ///
-    /// They come with the buffers: errors of arguments and buffers from this call, all others from
+    /// Errors come with the buffers: those of arguments and buffers from this call, all others from
     /// [`Work::wait`].
-    ///
     #[doc = include_str!("errors.md")]
     pub fn collective_async(
         &self,

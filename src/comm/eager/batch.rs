@@ -116,11 +116,8 @@ impl Communicator {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
-    /// # Errors
-    ///
-    /// They come with the buffer: errors of arguments from this call, all others from
+    /// Errors come with the buffer: those of arguments from this call, all others from
     /// [`Work::wait`].
-    ///
     #[doc = include_str!("message_errors.md")]
     pub fn isend(
         &self,

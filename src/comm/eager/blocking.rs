@@ -35,9 +35,6 @@ use crate::rank::Rank;
 /// Every call here blocks, is collective, and follows the contract of [`Communicator`].
 impl Communicator {
     /// Replaces `buffer` on every rank by the reduction over all ranks.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_reduce<'a>(
         &self,
@@ -48,9 +45,6 @@ impl Communicator {
     }
 
     /// Writes the reduction of every rank's `input` into every rank's `output`, which is as long.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_reduce_into<'a, 'b>(
         &self,
@@ -62,9 +56,6 @@ impl Communicator {
     }
 
     /// Gives every rank all inputs in rank order: `output` is `n` times as long as `input`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_gather<'a, 'b>(
         &self,
@@ -75,9 +66,6 @@ impl Communicator {
     }
 
     /// [`all_gather`](Self::all_gather) into a new vector.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_gather_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len() * self.world_size() as usize];
@@ -86,9 +74,6 @@ impl Communicator {
     }
 
     /// Replaces `buffer` on every rank by the root's.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn broadcast<'a>(
         &self,
@@ -100,9 +85,6 @@ impl Communicator {
 
     /// Replaces `buffer` on the root by the reduction over all ranks. On the other ranks it keeps
     /// its elements.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn reduce<'a>(
         &self,
@@ -115,9 +97,6 @@ impl Communicator {
 
     /// Gives every rank its block of the reduction over all ranks: `input` is `n` times as long as
     /// `output`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn reduce_scatter<'a, 'b>(
         &self,
@@ -129,9 +108,6 @@ impl Communicator {
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) into a new vector.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn reduce_scatter_vec<T: Element>(&self, input: &[T], reduce_op: ReduceOperation) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len() / self.world_size() as usize];
@@ -141,9 +117,6 @@ impl Communicator {
 
     /// Gives every rank its block of each input, in rank order: `input` and `output` have the same
     /// length, a multiple of `n`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_to_all<'a, 'b>(
         &self,
@@ -154,9 +127,6 @@ impl Communicator {
     }
 
     /// [`all_to_all`](Self::all_to_all) into a new vector.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn all_to_all_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len()];
@@ -167,9 +137,6 @@ impl Communicator {
     /// Gives the root all inputs in rank order. The root's `output` is `n` times as long as
     /// `input`; the other ranks may give `None`, which then names a type:
     /// `None::<&mut [f32]>`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn gather<'a, 'b>(
         &self,
@@ -181,9 +148,6 @@ impl Communicator {
     }
 
     /// [`gather`](Self::gather) into a new vector on the root, and `None` on the other ranks.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn gather_vec<T: Element>(&self, input: &[T], root: impl Into<Rank>) -> Result<Option<Vec<T>>> {
         let (root, n) = (root.into(), self.world_size() as usize);
@@ -194,9 +158,6 @@ impl Communicator {
 
     /// Gives every rank its block of the root's `input`, which is `n` times as long as `output`.
     /// The other ranks may give `None`, which then names a type: `None::<&[f32]>`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn scatter<'a, 'b>(
         &self,
@@ -209,9 +170,6 @@ impl Communicator {
 
     /// Any of the eight operations, with input and output apart. A buffer that this rank does not
     /// use may be absent; if it is given, it must fit.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     pub fn collective(
         &self,

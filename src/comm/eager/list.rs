@@ -43,9 +43,6 @@ use crate::util::text::count_of;
 impl Communicator {
     /// Gives each rank its tensor of the root's list. The other ranks may give `None`, which then
     /// names a type: `None::<[&[f32]; 0]>`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     /// - The list has not one tensor for each rank, or its tensors differ in type, length or
     ///   memory.
@@ -65,9 +62,6 @@ impl Communicator {
 
     /// Gives the root all inputs, each in a tensor of its own. The other ranks may give `None`,
     /// which then names a type: `None::<[&mut [f32]; 0]>`.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     /// - The list has not one tensor for each rank, or its tensors differ in type, length or
     ///   memory.
@@ -84,9 +78,6 @@ impl Communicator {
     }
 
     /// Gives every rank all inputs, each in a tensor of its own.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("errors.md")]
     /// - The list has not one tensor for each rank, or its tensors differ in type, length or
     ///   memory.

@@ -108,9 +108,6 @@ impl Received {
 impl Communicator {
     /// Sends a message to rank `dst`, with a tag from 0 to [`MAX_TAG`]. Returns when the buffer may
     /// be changed; the message may not have been received by then.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("message_errors.md")]
     pub fn send<'a>(
         &self,
@@ -126,9 +123,6 @@ impl Communicator {
 
     /// Receives a message with a tag from 0 to [`MAX_TAG`] into the beginning of a buffer. `src` is
     /// a rank, or `None` for any.
-    ///
-    /// # Errors
-    ///
     #[doc = include_str!("message_errors.md")]
     pub fn recv<'a>(
         &self,
