@@ -11,7 +11,7 @@ use super::Communicator;
 use super::backend::{Checked, Control, Fill, Request, SharedGraph};
 use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
 use crate::cuda::CudaStream;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
@@ -240,6 +240,35 @@ impl Communicator {
         deadline: Instant,
     ) -> Result<Vec<T>> {
         exchange(value, |rank| self.origin(rank), |bytes| self.exchange_bytes(purpose, bytes, deadline))
+    }
+
+    /// This rank's result, and what each rank says of its own, if no rank has an error. Otherwise a
+    /// rank with an error returns it, and the others what `refused` makes of those errors.
+    /// Collective, in this rank's [turn](Self::in_turn).
+    pub(crate) fn exchange_results<T, S: Serialize + DeserializeOwned>(
+        &self,
+        purpose: Purpose,
+        own: Result<T>,
+        say: impl FnOnce(&T) -> S,
+        refused: impl FnOnce(&[(Rank, Error)]) -> Error,
+        deadline: Instant,
+    ) -> Result<(T, Vec<S>)> {
+        let number_of = |kind| ErrorKind::ALL.iter().position(|other| *other == kind);
+        let said: Result<S, (Option<usize>, String)> =
+            own.as_ref().map(say).map_err(|error| (number_of(error.kind()), error.to_string()));
+        let all = self.exchange(purpose, &said, deadline)?;
+        let own = own?;
+        let (mut values, mut refusals) = (Vec::new(), Vec::new());
+        for (rank, said) in (0..).map(Rank).zip(all) {
+            match said {
+                Ok(value) => values.push(value),
+                Err((kind, text)) => {
+                    let kind = kind.and_then(|kind| ErrorKind::ALL.get(kind)).copied().unwrap_or(ErrorKind::System);
+                    refusals.push((self.origin(rank), Error::new(kind, text)));
+                }
+            }
+        }
+        if refusals.is_empty() { Ok((own, values)) } else { Err(refused(&refusals)) }
     }
 
     /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);

@@ -68,7 +68,6 @@ impl PlannedCall {
 /// What ranks exchange first.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, serde::Deserialize)]
 struct Summary {
-    accepts: bool,
     calls: [u8; 32],
     needs: Needs,
     number: NonZeroU16,
@@ -105,38 +104,34 @@ fn new_number() -> NonZeroU16 {
 /// call the plan; it is empty for a layer by itself.
 pub(crate) fn agree(
     communicator: &Communicator,
-    verdict: Result<&[PlannedCall]>,
+    calls: Result<&[PlannedCall]>,
     plan: &str,
     needs: Needs,
     deadline: Instant,
 ) -> Result<Agreement> {
-    let calls = verdict.as_ref().map_or(&[][..], |calls| *calls);
-    let mut hash = Sha256::new();
-    for call in calls {
-        let call = call.on(communicator);
-        hash.update((call.len() as u64).to_le_bytes());
-        hash.update(call);
-    }
-    let summary = Summary { accepts: verdict.is_ok(), calls: hash.finalize().into(), needs, number: new_number() };
-    let all = communicator.exchange(SET_COMMUNICATOR, &summary, deadline)?;
-    if all.iter().any(|s| !s.accepts) {
-        let own = verdict.as_ref().err().map_or_else(String::new, Error::to_string);
-        let texts = communicator.exchange(SET_COMMUNICATOR, &own, deadline)?;
-        verdict?;
-        let refusals = (0..all.len()).filter(|&r| !all[r].accepts);
-        let name = |r: usize| communicator.origin(Rank(r as u32));
-        let refusals: Vec<String> = refusals.map(|r| format!("rank {} refuses it: {}", name(r), texts[r])).collect();
-        return Err(error!(InvalidCommunicator, "the communicator is set on no rank: {}", refusals.join("; ")));
-    }
-    if all.iter().any(|s| s.calls != summary.calls) {
+    let number = new_number();
+    let summary_of = |calls: &&[PlannedCall]| {
+        let mut hash = Sha256::new();
+        for call in calls.iter().map(|call| call.on(communicator)) {
+            hash.update((call.len() as u64).to_le_bytes());
+            hash.update(call);
+        }
+        Summary { calls: hash.finalize().into(), needs, number }
+    };
+    let refused = |refusals: &[(Rank, Error)]| {
+        let texts: Vec<String> =
+            refusals.iter().map(|(rank, error)| format!("rank {rank} refuses it: {error}")).collect();
+        error!(InvalidCommunicator, "the communicator is set on no rank: {}", texts.join("; "))
+    };
+    let (calls, all) = communicator.exchange_results(SET_COMMUNICATOR, calls, summary_of, refused, deadline)?;
+    if all.iter().any(|summary| summary.calls != all[0].calls) {
         let mine: Vec<(String, String)> = calls.iter().map(|c| (c.subject.clone(), c.on(communicator))).collect();
         let sides = communicator.exchange(SET_COMMUNICATOR, &(plan.to_owned(), mine), deadline)?;
         return Err(difference(communicator, &sides));
     }
-    let region_bytes = all.iter().map(|s| s.needs.region_bytes).max().unwrap_or(0) as usize;
-    let has_equal_steps = all.iter().all(|s| s.needs.steps == needs.steps);
-    let number = all.first().unwrap_or(&summary).number;
-    Ok(Agreement { region_bytes, has_equal_steps, number })
+    let region_bytes = all.iter().map(|summary| summary.needs.region_bytes).max().unwrap_or(0) as usize;
+    let has_equal_steps = all.iter().all(|summary| summary.needs.steps == needs.steps);
+    Ok(Agreement { region_bytes, has_equal_steps, number: all[0].number })
 }
 
 /// The error that shows the first call that differs between ranks, with each rank's version.

@@ -209,20 +209,20 @@ impl DistCollectiveLayer {
     /// Attributes that do not fit each other, the type or the communicator; ranks that differ; see
     /// the contract of [`Communicator`].
     pub fn bind(&self, communicator: &Communicator, data_type: DataType) -> Result<BoundLayer> {
-        let verdict = self.resolve_one().and_then(|layer| {
+        let layer = self.resolve_one().and_then(|layer| {
             self.check_type(data_type)?;
             Roles::check(communicator, &layer)?;
             Ok(layer)
         });
-        let calls = verdict.as_ref().map_err(Clone::clone).map(|layer| {
-            let call = PlannedCall::new(layer, data_type, None);
-            if layer.is_identity() { vec![] } else { vec![call] }
-        });
         let deadline = communicator.deadline();
         let bind = || {
+            let calls = layer.as_ref().map_err(Clone::clone).map(|layer| {
+                let call = PlannedCall::new(layer, data_type, None);
+                if layer.is_identity() { vec![] } else { vec![call] }
+            });
             let calls = calls.as_deref().map_err(Clone::clone);
             let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
-            let layer = verdict?;
+            let layer = layer?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
             let (communicator, runs) = (communicator.clone(), Runs::default());
             Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, runs })))
