@@ -1,92 +1,73 @@
 //! What a receiver does before the elements come: it finds the tensors that it has, and allocates
 //! those that it lacks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::payload::Side;
 use super::schema::{Schema, TensorSchema};
-use super::{Tensor, TensorDict};
+use super::{Tensor, TensorDict, of_tensor};
 use crate::cuda::Device;
-use crate::error::{Error, Result, bail};
+use crate::error::{Result, bail};
 use crate::memory::MemorySpace;
 use crate::util::free_memory;
 use crate::util::text::clipped;
 
-/// Where a receiver's tensors lie at the end.
-#[derive(Clone, Copy)]
-pub(super) struct Destination<'a> {
-    /// Where they have to lie, if that matters.
-    pub(super) place: Option<MemorySpace>,
-    /// Where new ones lie.
-    pub(super) space: MemorySpace,
-    /// The GPU for which new ones are pinned.
-    pub(super) pinning: Option<&'a Arc<Device>>,
-}
-
 /// What a receiver has for the tensors that arrive.
 pub(super) struct Arrival {
-    /// For each tensor, in the source's order.
-    slots: Vec<Slot>,
-    new: Vec<(String, Tensor)>,
     schema: Schema,
-}
-
-/// Where a tensor that arrives is put.
-#[derive(Clone, Copy)]
-enum Slot {
-    /// Into the dictionary's tensor with this index.
-    Existing(usize),
-    /// Into the new tensor with this index.
-    New(usize),
+    /// A new tensor for each of the schema's; `None` where the dictionary's own is filled.
+    new: Vec<Option<Tensor>>,
 }
 
 impl Arrival {
-    /// Finds the tensors that are filled in place, and allocates the others. The dictionary does
-    /// not change.
+    /// Finds the tensors that are filled in place, and allocates the others in `space`, in host
+    /// memory that is pinned for a GPU if one is given. Tensors have to be in `place` if one is
+    /// given. The dictionary does not change.
     ///
     /// # Errors
     ///
     /// - `InvalidBuffer`: the dictionary has a tensor of that name with another type or shape.
     /// - `System`: there is no memory.
-    pub(super) fn prepare(dict: &TensorDict, schema: Schema, destination: Destination<'_>) -> Result<Self> {
-        let (mut slots, mut missing) = (Vec::new(), Vec::new());
-        for tensor in &schema.tensors {
-            slots.push(match existing(dict, tensor)? {
-                Some(index) if dict.tensors[index].1.is_fillable(destination.place) => Slot::Existing(index),
-                _ => {
-                    missing.push(tensor);
-                    Slot::New(missing.len() - 1)
-                }
-            });
-        }
-        if destination.space == MemorySpace::Host {
-            let byte_len = missing.iter().fold(0u64, |sum, tensor| sum.saturating_add(tensor.byte_len as u64));
+    pub(super) fn prepare(
+        dict: &TensorDict,
+        schema: Schema,
+        place: Option<MemorySpace>,
+        space: MemorySpace,
+        pinning: Option<&Arc<Device>>,
+    ) -> Result<Self> {
+        let is_missing = |tensor| Ok(!existing(dict, tensor)?.is_some_and(|own| own.is_fillable(place)));
+        let are_missing: Vec<bool> = schema.tensors.iter().map(is_missing).collect::<Result<_>>()?;
+        let tensors = || schema.tensors.iter().zip(&are_missing).map(|(tensor, missing)| missing.then_some(tensor));
+        if space == MemorySpace::Host {
+            let byte_len = tensors().flatten().fold(0u64, |sum, tensor| sum.saturating_add(tensor.byte_len as u64));
             free_memory::check("memory for new tensors", byte_len)?;
         }
         let allocate = |tensor: &TensorSchema| {
-            let Destination { space, pinning, .. } = destination;
             let made = Tensor::zeroed(tensor.element_type.clone(), tensor.shape, space, pinning);
-            let name = clipped(&tensor.name);
-            let made = made.map_err(|e| Error::new(e.kind(), format!("tensor {name:?}: {e}")))?;
-            Ok((tensor.name.clone(), made))
+            made.map_err(|error| of_tensor(&tensor.name, error))
         };
-        let new = missing.into_iter().map(allocate).collect::<Result<_>>()?;
-        Ok(Arrival { slots, new, schema })
+        let new = tensors().map(|tensor| tensor.map(allocate).transpose()).collect::<Result<_>>()?;
+        Ok(Arrival { schema, new })
     }
 
     /// The tensors into which elements are written, in the source's order.
-    pub(super) fn tensors<'a>(&'a mut self, dict: &'a mut TensorDict) -> Vec<&'a mut Tensor> {
-        let mut existing: Vec<_> = dict.tensors.iter_mut().map(|(_, tensor)| Some(tensor)).collect();
-        let mut new: Vec<_> = self.new.iter_mut().map(|(_, tensor)| Some(tensor)).collect();
-        let take = |slot: &Slot| match *slot {
-            Slot::Existing(index) => existing[index].take(),
-            Slot::New(index) => new[index].take(),
-        };
-        self.slots.iter().filter_map(take).collect()
+    pub(super) fn tensors<'a>(&'a mut self, dict: &'a mut TensorDict) -> Vec<Side<'a>> {
+        let mut existing: HashMap<&str, &mut Tensor> =
+            dict.tensors.iter_mut().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let tensors = self.schema.tensors.iter().zip(&mut self.new);
+        let tensors =
+            tensors.filter_map(|(tensor, new)| new.as_mut().or_else(|| existing.remove(tensor.name.as_str())));
+        tensors.map(Side::Receiver).collect()
     }
 
     /// Puts what has come into the dictionary.
     pub(super) fn finish(self, dict: &mut TensorDict) {
-        self.new.into_iter().for_each(|(name, tensor)| drop(dict.insert(name, tensor)));
+        for (tensor, new) in self.schema.tensors.into_iter().zip(self.new) {
+            if let Some(new) = new {
+                dict.insert(tensor.name, new);
+            }
+        }
         dict.metadata = self.schema.metadata;
     }
 }
@@ -97,9 +78,8 @@ pub(super) fn check_existing(dict: &TensorDict, schema: &Schema) -> Result<()> {
 }
 
 /// The dictionary's tensor of that name, which has to have the type and the shape.
-fn existing(dict: &TensorDict, tensor: &TensorSchema) -> Result<Option<usize>> {
-    let Some(&index) = dict.indices.get(&tensor.name) else { return Ok(None) };
-    let existing = &dict.tensors[index].1;
+fn existing<'a>(dict: &'a TensorDict, tensor: &TensorSchema) -> Result<Option<&'a Tensor>> {
+    let Some(existing) = dict.get(&tensor.name) else { return Ok(None) };
     let (own_type, own_shape) = (existing.element_type(), existing.shape());
     if (own_type, own_shape) != (&tensor.element_type, tensor.shape) {
         bail!(
@@ -111,5 +91,5 @@ fn existing(dict: &TensorDict, tensor: &TensorSchema) -> Result<Option<usize>> {
             tensor.shape
         );
     }
-    Ok(Some(index))
+    Ok(Some(existing))
 }

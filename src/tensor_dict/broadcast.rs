@@ -5,17 +5,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
 use super::TensorDict;
-use super::arrival::{Arrival, Destination, check_existing};
+use super::arrival::{Arrival, check_existing};
 use super::options::{BroadcastOptions, BroadcastProgress};
-use super::payload::{Piece, pieces};
+use super::payload::Side;
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
-use super::tensor::Tensor;
 use crate::collective::{Call, Collective, Purpose, PurposeKind};
 use crate::comm::{BackendKind, Communicator, Request};
 use crate::cuda::{CudaStream, Device};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
@@ -113,55 +115,14 @@ pub(super) struct Broadcast {
 }
 
 /// What a rank says first.
-struct Hello {
-    accepts: bool,
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    src: u32,
+    is_shared: bool,
     /// Whether all of the rank's tensors can be filled in place, or need not be.
     is_fillable: bool,
-    is_shared: bool,
-    src: u32,
-    schema_len: i64,
+    schema_len: usize,
     hash: [u8; 32],
-}
-
-/// The words in which a rank says hello.
-type Words = [i64; 7];
-
-impl Hello {
-    fn to_words(&self) -> Words {
-        let mut words = Words::default();
-        words[0] = i64::from(self.accepts) | i64::from(self.is_fillable) << 1 | i64::from(self.is_shared) << 2;
-        (words[1], words[2]) = (self.src.into(), self.schema_len);
-        for (word, bytes) in words[3..].iter_mut().zip(self.hash.as_chunks::<8>().0) {
-            *word = i64::from_le_bytes(*bytes);
-        }
-        words
-    }
-
-    /// Any words are a hello.
-    fn from_words(words: &Words) -> Self {
-        let mut hash = [0; 32];
-        for (bytes, word) in hash.as_chunks_mut::<8>().0.iter_mut().zip(&words[3..]) {
-            *bytes = word.to_le_bytes();
-        }
-        let [flags, src, schema_len, ..] = *words;
-        let [accepts, is_fillable, is_shared] = [1, 2, 4].map(|flag| flags & flag != 0);
-        Hello { accepts, is_fillable, is_shared, src: src as u32, schema_len, hash }
-    }
-}
-
-/// The tensors of a rank, in the source's order.
-enum Side<'a> {
-    Source(Vec<&'a Tensor>),
-    Receiver(Vec<&'a mut Tensor>),
-}
-
-impl Side<'_> {
-    fn byte_lens(&self) -> Vec<usize> {
-        match self {
-            Side::Source(tensors) => tensors.iter().map(|tensor| tensor.byte_len()).collect(),
-            Side::Receiver(tensors) => tensors.iter().map(|tensor| tensor.byte_len()).collect(),
-        }
-    }
 }
 
 impl Broadcast {
@@ -177,29 +138,31 @@ impl Broadcast {
     /// The whole broadcast, in this rank's turn.
     fn run(&self, dict: &mut TensorDict) -> Result<()> {
         let prepared = self.check().and_then(|pinning| Ok((pinning, EncodedSchema::of(dict)?)));
-        let (place, is_shared) = (self.options.device, self.options.shared);
-        let hello = Hello {
-            accepts: prepared.is_ok(),
-            is_fillable: is_shared || dict.iter().all(|(_, tensor)| tensor.is_fillable(place)),
-            is_shared,
+        let is_shared = self.options.shared;
+        let is_fillable = is_shared || dict.iter().all(|(_, tensor)| tensor.is_fillable(self.options.device));
+        let offer = |(_, schema): &(_, EncodedSchema)| Offer {
             src: self.options.src.0,
-            schema_len: prepared.as_ref().map_or(0, |(_, schema)| schema.bytes.len() as i64),
-            hash: prepared.as_ref().map_or([0; 32], |(_, schema)| schema.hash),
+            is_shared,
+            is_fillable,
+            schema_len: schema.bytes.len(),
+            hash: schema.hash,
         };
-        let all = self.gather(hello.to_words())?;
-        let all: Vec<Hello> = all.iter().map(Hello::from_words).collect();
-        let (pinning, schema) = self.unless_refused(prepared, all.iter().map(|hello| hello.accepts))?;
+        let ((pinning, mut schema), all) = self.exchange(prepared, offer)?;
         self.check_sources(&all)?;
         let (src, own) = (self.options.src.index(), self.communicator.rank().index());
-        let needs_schema =
-            |(rank, hello): (usize, &Hello)| rank != src && !(hello.is_fillable && hello.hash == all[src].hash);
-        let sends_schema = all.iter().enumerate().any(needs_schema);
+        let lacks_schema =
+            |(rank, offer): (usize, &Offer)| rank != src && !(offer.is_fillable && offer.hash == all[src].hash);
+        let sends_schema = all.iter().enumerate().any(lacks_schema);
         if own == src {
             if sends_schema {
-                self.send_schema(&schema)?;
+                self.broadcast_bytes(&mut schema.bytes)?;
+                self.agree(Ok(()))?;
             }
-            let tensors = dict.tensors.iter().map(|(_, tensor)| tensor).collect();
-            return if is_shared { self.share(tensors) } else { self.payload(Side::Source(tensors)) };
+            let tensors = dict.iter().map(|(_, tensor)| tensor);
+            return match is_shared {
+                true => self.share(tensors.collect()),
+                false => self.payload(tensors.map(Side::Source).collect()),
+            };
         }
         if is_shared {
             let check = |schema| check_existing(dict, &schema).map(|()| schema);
@@ -210,26 +173,30 @@ impl Broadcast {
             return self.receive_shared(dict, schema);
         }
         if !sends_schema {
-            return self.payload(Side::Receiver(dict.tensors.iter_mut().map(|(_, tensor)| tensor).collect()));
+            return self.payload(dict.tensors.iter_mut().map(|(_, tensor)| Side::Receiver(tensor)).collect());
         }
-        let space = place.unwrap_or(self.communicator.space());
-        let destination = Destination { place, space, pinning: pinning.as_ref() };
-        let mut arrival = self.receive_schema(&all[src], |schema| Arrival::prepare(dict, schema, destination))?;
-        self.payload(Side::Receiver(arrival.tensors(dict)))?;
+        let prepare = |schema| Arrival::prepare(dict, schema, self.options.device, self.space(), pinning.as_ref());
+        let mut arrival = self.receive_schema(&all[src], prepare)?;
+        self.payload(arrival.tensors(dict))?;
         arrival.finish(dict);
         Ok(())
     }
 
+    /// Where a receiver's new tensors lie.
+    fn space(&self) -> MemorySpace {
+        self.options.device.unwrap_or(self.communicator.space())
+    }
+
     /// Checks the options on this rank. Gives the GPU for which new tensors are pinned.
     fn check(&self) -> Result<Option<Arc<Device>>> {
-        let BroadcastOptions { src, device, pin_memory, shared, refusal, .. } = &self.options;
+        let BroadcastOptions { src, pin_memory, shared, refusal, .. } = &self.options;
         refusal.clone().map_or(Ok(()), Err)?;
         let communicator = &self.communicator;
         if src.0 >= communicator.world_size() {
             let ranks = count_of(communicator.world_size() as usize, "rank");
             bail!(InvalidArgument, "source {src} is not one of {ranks}");
         }
-        let (own, space) = (communicator.backend(), device.unwrap_or(communicator.space()));
+        let (own, space) = (communicator.backend(), self.space());
         if *shared && own != BackendKind::Host {
             bail!(Unsupported, "shared is for ranks of one machine on the host backend, and the group has {own}");
         }
@@ -257,92 +224,60 @@ impl Broadcast {
         }
     }
 
-    fn gather(&self, words: Words) -> Result<Vec<Words>> {
-        self.communicator.gather_words(PURPOSE, words, self.deadline)
+    /// This rank's result, and what every rank says of its own, if no rank has an error.
+    fn exchange<T, S: Serialize + DeserializeOwned>(
+        &self,
+        own: Result<T>,
+        say: impl FnOnce(&T) -> S,
+    ) -> Result<(T, Vec<S>)> {
+        let refused = |refusals: &[(Rank, Error)]| {
+            let (rank, error) = &refusals[0];
+            Error::new(error.kind(), format!("no dictionary has changed, because rank {rank} refuses: {error}"))
+        };
+        self.communicator.exchange_results(PURPOSE, own, say, refused, self.deadline)
     }
 
-    /// What this rank found, if every rank accepts; else each rank's own error, or that of the
-    /// first rank that has one. Collective if a rank refuses.
-    fn unless_refused<T>(&self, own: Result<T>, mut accepts: impl Iterator<Item = bool>) -> Result<T> {
-        let Some(first) = accepts.position(|accepts| !accepts) else { return own };
-        // The kind's number, then the text.
-        let kind = |error: &Error| ErrorKind::ALL.iter().position(|kind| *kind == error.kind()).unwrap_or(0) as u8;
-        let said = own.as_ref().err().map(|error| (kind(error), error.to_string())).unwrap_or_default();
-        let all = self.communicator.exchange(PURPOSE, &said, self.deadline)?;
-        own?;
-        let (kind, text) = &all[first];
-        let kind = ErrorKind::ALL.get(usize::from(*kind)).copied().unwrap_or(ErrorKind::System);
-        let rank = self.communicator.origin(Rank(first as u32));
-        Err(Error::new(kind, format!("no dictionary has changed, because rank {rank} refuses: {text}")))
+    /// This rank's result, if no rank has an error.
+    pub(super) fn agree<T>(&self, own: Result<T>) -> Result<T> {
+        Ok(self.exchange(own, |_| ())?.0)
     }
 
     /// Compares the source that each rank names, and whether it asks for shared memory. Every rank
     /// comes to the same result.
-    fn check_sources(&self, all: &[Hello]) -> Result<()> {
-        if let Some(other) = all.iter().position(|hello| hello.is_shared != self.options.shared) {
-            let rank = self.communicator.origin(Rank(other as u32));
-            let [own, other] = [self.options.shared, all[other].is_shared];
-            bail!(Disagreement, "shared is {own} on this rank and {other} on rank {rank}; every rank gives the same");
+    fn check_sources(&self, all: &[Offer]) -> Result<()> {
+        let (src, is_shared) = (self.options.src.0, self.options.shared);
+        let origin = |rank: usize| self.communicator.origin(Rank(rank as u32));
+        if let Some(rank) = all.iter().position(|offer| offer.is_shared != is_shared) {
+            let (other, rank) = (all[rank].is_shared, origin(rank));
+            bail!(
+                Disagreement,
+                "shared is {is_shared} on this rank and {other} on rank {rank}; every rank gives the same"
+            );
         }
-        let src = self.options.src.0;
-        let Some(other) = all.iter().position(|hello| hello.src != all[0].src) else { return Ok(()) };
-        let other = if all[0].src == src { other } else { 0 };
-        let rank = self.communicator.origin(Rank(other as u32));
-        bail!(
-            Disagreement,
-            "the ranks name different sources: this rank names {src}, and rank {rank} names {}",
-            all[other].src
-        )
-    }
-
-    fn send_schema(&self, schema: &EncodedSchema) -> Result<()> {
-        let address = Address::host(schema.bytes.as_ptr());
-        // SAFETY: the bytes are as long, and the source only reads them.
-        unsafe { self.broadcast(address, schema.bytes.len()) }?;
-        self.agree(Ok(()))
+        if let Some(rank) = all.iter().position(|offer| offer.src != src) {
+            let (other, rank) = (all[rank].src, origin(rank));
+            bail!(
+                Disagreement,
+                "the ranks name different sources: this rank names {src}, and rank {rank} names {other}"
+            );
+        }
+        Ok(())
     }
 
     /// Receives the schema, and prepares this rank for it.
-    fn receive_schema<T>(&self, source: &Hello, prepare: impl FnOnce(Schema) -> Result<T>) -> Result<T> {
+    fn receive_schema<T>(&self, source: &Offer, prepare: impl FnOnce(Schema) -> Result<T>) -> Result<T> {
         // The source wrote this length. All ranks see the same.
-        let len = usize::try_from(source.schema_len).ok().filter(|len| (1..=MAX_SCHEMA_BYTES).contains(len));
-        let Some(len) = len else {
-            bail!(
-                System,
-                "the source would send a schema of {} bytes; the most are {MAX_SCHEMA_BYTES}",
-                source.schema_len
-            )
-        };
+        let len = source.schema_len;
+        if !(1..=MAX_SCHEMA_BYTES).contains(&len) {
+            bail!(System, "the source would send a schema of {len} bytes; the most are {MAX_SCHEMA_BYTES}");
+        }
         let mut bytes = vec![0u8; len];
-        let address = Address::host(bytes.as_mut_ptr());
-        // SAFETY: the bytes are as long, and used by nothing else.
-        unsafe { self.broadcast(address, len) }?;
+        self.broadcast_bytes(&mut bytes)?;
         let arrival = match hash_of(&bytes) == source.hash {
             true => Schema::decode(&bytes).and_then(prepare),
             false => Err(error!(System, "the schema that came has not the hash that the source said")),
         };
         self.agree(arrival)
-    }
-
-    /// This rank's result, if no rank has an error.
-    pub(super) fn agree<T>(&self, own: Result<T>) -> Result<T> {
-        let mut words = Words::default();
-        words[0] = i64::from(own.is_ok());
-        let all = self.gather(words)?;
-        self.unless_refused(own, all.iter().map(|words| words[0] != 0))
-    }
-
-    /// Moves the elements. After an error of this rank alone the communicator ends, because the
-    /// other ranks wait for pieces.
-    fn payload(&self, side: Side<'_>) -> Result<()> {
-        self.move_pieces(side).inspect_err(|error| self.end(error))
-    }
-
-    /// Ends the communicator because of an error of this rank alone.
-    pub(super) fn end(&self, error: &Error) {
-        if self.communicator.check_alive().is_ok() {
-            self.communicator.abort_with(error);
-        }
     }
 
     /// Calls the progress function, if there is one.
@@ -353,59 +288,10 @@ impl Broadcast {
             .map_err(|panic| error!(Plugin, "the progress function panicked: {}", panic_message(panic.as_ref())))
     }
 
-    fn move_pieces(&self, mut side: Side<'_>) -> Result<()> {
-        let byte_lens = side.byte_lens();
-        let total_bytes = byte_lens.iter().map(|len| *len as u64).sum();
-        let (mut byte_count, mut pack) = (0, Vec::new());
-        for piece in pieces(&byte_lens) {
-            match &mut side {
-                Side::Source(tensors) => self.send(&piece, tensors, &mut pack)?,
-                Side::Receiver(tensors) => self.receive(&piece, tensors, &mut pack)?,
-            }
-            byte_count += piece.byte_len as u64;
-            self.report(byte_count, total_bytes)?;
-        }
-        Ok(())
-    }
-
-    fn send(&self, piece: &Piece, tensors: &[&Tensor], pack: &mut Vec<u8>) -> Result<()> {
-        if let ([part], false) = (&piece.parts[..], piece.is_packed)
-            && let Some(source) = tensors[part.tensor].source().filter(|source| self.reaches(source))
-        {
-            // SAFETY: the tensor has these bytes, is borrowed, and the source only reads it.
-            return unsafe { self.broadcast(at(source, part.offset), part.byte_len) };
-        }
-        let mut rest = room(pack, piece.byte_len);
-        for part in &piece.parts {
-            let (bytes, left) = rest.split_at_mut(part.byte_len);
-            tensors[part.tensor].read(part.offset, bytes)?;
-            rest = left;
-        }
-        // SAFETY: the pack is as long, and used by nothing else.
-        unsafe { self.broadcast(Address::host(pack.as_mut_ptr()), piece.byte_len) }
-    }
-
-    fn receive(&self, piece: &Piece, tensors: &mut [&mut Tensor], pack: &mut Vec<u8>) -> Result<()> {
-        if let ([part], false) = (&piece.parts[..], piece.is_packed)
-            && let Some(target) = tensors[part.tensor].target().filter(|target| self.reaches(target))
-        {
-            // SAFETY: the tensor has these bytes, and is borrowed mutably.
-            return unsafe { self.broadcast(at(target, part.offset), part.byte_len) };
-        }
-        let mut rest = room(pack, piece.byte_len);
-        // SAFETY: the pack is as long, and used by nothing else.
-        unsafe { self.broadcast(Address::host(rest.as_mut_ptr()), piece.byte_len) }?;
-        for part in &piece.parts {
-            let (bytes, left) = rest.split_at_mut(part.byte_len);
-            tensors[part.tensor].write(part.offset, bytes)?;
-            rest = left;
-        }
-        Ok(())
-    }
-
-    /// Whether the backend takes memory as it is; every backend takes host memory.
-    fn reaches(&self, address: &Address) -> bool {
-        address.space == MemorySpace::Host || address.space == self.communicator.space()
+    /// Gives the source's bytes to every rank, in this rank's turn.
+    pub(super) fn broadcast_bytes(&self, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: the bytes are as long, and borrowed mutably.
+        unsafe { self.broadcast(Address::host(bytes.as_mut_ptr()), bytes.len()) }
     }
 
     /// Broadcasts bytes in place, in this rank's turn.
@@ -414,25 +300,13 @@ impl Broadcast {
     ///
     /// At the address there are `byte_len` bytes, which nothing else writes during the call. A
     /// receiver may write them, and nothing else reads them.
-    unsafe fn broadcast(&self, address: Address, byte_len: usize) -> Result<()> {
+    pub(super) unsafe fn broadcast(&self, address: Address, byte_len: usize) -> Result<()> {
         let collective = Collective::Broadcast { root: GroupRank(self.options.src.0) };
         let call = Call::of_blocks(collective, DataType::Uint8, byte_len).for_purpose(PURPOSE);
         let request = Request { label: Some(NAME), ..Request::new(call, [address; 2], self.deadline) };
         // SAFETY: the caller's promise. The root of a broadcast in place only reads.
         unsafe { self.communicator.run(request) }
     }
-}
-
-fn at(address: Address, offset: usize) -> Address {
-    Address { pointer: address.pointer.wrapping_add(offset), ..address }
-}
-
-/// The first bytes of a buffer that grows as it must.
-fn room(pack: &mut Vec<u8>, byte_len: usize) -> &mut [u8] {
-    if pack.len() < byte_len {
-        pack.resize(byte_len, 0);
-    }
-    &mut pack[..byte_len]
 }
 
 impl Task for TensorDict {
@@ -464,6 +338,7 @@ mod tests {
     use super::*;
     use crate::comm::loopback;
     use crate::memory::Buffer;
+    use crate::tensor_dict::Tensor;
 
     /// The peer of a loopback communicator says what this rank says.
     #[test]
@@ -477,11 +352,15 @@ mod tests {
             communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
             calls.take()
         };
-        let hello = format!("{NAME} (all_gather of 7 int64)");
+        // Each rank's length and bytes.
+        let exchange = |len: usize| {
+            [(1, "int64"), (len, "uint8")].map(|(n, data_type)| format!("{NAME} (all_gather of {n} {data_type})"))
+        };
+        let (offer, ready) = (exchange(37), exchange(1));
         let part = |len: usize| format!("{NAME} (broadcast from group rank 0 of {len} uint8)");
         let pieces = [4 << 20, 36].map(part);
-        assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());
-        assert_eq!(broadcast(), [std::slice::from_ref(&hello), &pieces[..]].concat());
+        assert_eq!(broadcast(), [&offer[..], &pieces].concat());
+        assert_eq!(broadcast(), [&offer[..], &pieces].concat());
 
         // A strided tensor cannot be filled, so the peer needs the schema. Then it says that it is
         // ready.
@@ -490,6 +369,6 @@ mod tests {
         communicator.broadcast_tensor_dict(&mut dict, &BroadcastOptions::new()).expect("it is looped back");
         let schema_len = EncodedSchema::of(&dict).expect("it is short").bytes.len();
         let pieces = [4 << 20, 14].map(part);
-        assert_eq!(calls.take(), [&[hello.clone(), part(schema_len), hello], &pieces[..]].concat());
+        assert_eq!(calls.take(), [&offer[..], &[part(schema_len)], &ready, &pieces].concat());
     }
 }

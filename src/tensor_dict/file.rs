@@ -15,14 +15,12 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::element_type::{ElementType, OpaqueType};
-use super::read_only::ReadOnly;
-use super::{Tensor, TensorDict};
+use super::{Tensor, TensorDict, of_tensor};
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{MemorySpace, ReadOnlyMemory};
 use crate::shape::Shape;
 use crate::util::free_memory;
-use crate::util::text::clipped;
 
 /// The length of the header's length, in bytes.
 const LENGTH_BYTES: usize = 8;
@@ -160,8 +158,7 @@ impl Header {
     fn of(metadata: &Metadata, byte_len: usize) -> Result<Self> {
         let mut tensors = Vec::new();
         for (name, info) in metadata.tensors() {
-            let tensor = FileTensor::new(name.clone(), info);
-            tensors.push(tensor.map_err(|e| Error::new(e.kind(), format!("tensor {:?}: {e}", clipped(&name))))?);
+            tensors.push(FileTensor::new(name.clone(), info).map_err(|e| of_tensor(&name, e))?);
         }
         // Tensors without elements may share a place; then their names decide.
         tensors.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
@@ -226,8 +223,7 @@ unsafe fn map(path: &Path) -> Result<TensorDict> {
     let file: ReadOnlyMemory = Arc::new(unsafe { MappedFile::new(&file, file_len as usize) }?);
     let mut dict = TensorDict::new();
     for FileTensor { name, element_type, shape, range } in header.tensors {
-        let range = header.byte_len + range.start..header.byte_len + range.end;
-        dict.insert(name, Tensor::read_only(element_type, shape, ReadOnly::new(&file, range))?);
+        dict.insert(name, Tensor::read_only(element_type, shape, &file, header.byte_len + range.start)?);
     }
     dict.metadata.extend(header.metadata);
     Ok(dict)
@@ -305,8 +301,7 @@ fn save(dict: &TensorDict, path: &Path) -> Result<()> {
         if *name == "__metadata__" {
             bail!(InvalidArgument, "a tensor has the name {name:?}, which the format keeps for texts");
         }
-        let dtype = dtype_of(tensor.element_type())
-            .map_err(|e| Error::new(e.kind(), format!("tensor {:?}: {e}", clipped(name))))?;
+        let dtype = dtype_of(tensor.element_type()).map_err(|e| of_tensor(name, e))?;
         let start = end;
         end += tensor.byte_len();
         let info = TensorInfo { dtype, shape: tensor.shape().as_slice().to_vec(), data_offsets: (start, end) };

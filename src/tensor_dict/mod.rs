@@ -10,7 +10,6 @@ mod element_type;
 mod file;
 mod options;
 mod payload;
-mod read_only;
 mod schema;
 mod shared;
 mod strided;
@@ -22,6 +21,9 @@ use std::fmt;
 pub use element_type::{ElementType, OpaqueType};
 pub use options::{BroadcastOptions, BroadcastProgress};
 pub use tensor::Tensor;
+
+use crate::error::Error;
+use crate::util::text::clipped;
 
 /// Tensors by name, in an order.
 ///
@@ -123,6 +125,11 @@ impl TensorDict {
     pub fn metadata_mut(&mut self) -> &mut BTreeMap<String, String> {
         &mut self.metadata
     }
+}
+
+/// Says in an error which tensor it is about.
+fn of_tensor(name: &str, error: Error) -> Error {
+    Error::new(error.kind(), format!("tensor {:?}: {error}", clipped(name)))
 }
 
 impl fmt::Debug for TensorDict {

@@ -1,54 +1,141 @@
-//! How the elements of all tensors are cut into pieces, one for each message.
+//! Moving the elements of all tensors, cut into pieces, one for each message.
+
+use super::broadcast::Broadcast;
+use super::tensor::Tensor;
+use crate::error::Result;
+use crate::memory::{Address, MemorySpace};
 
 /// The most bytes of a piece.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
 /// A part of a tensor that is shorter than this shares a piece with others, by way of a copy.
-pub(super) const PACKED_BYTES: usize = 256 << 10;
+const PACKED_BYTES: usize = 256 << 10;
 
-/// What one message carries.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// The parts of tensors in it, one after the other.
-    pub(super) parts: Vec<Part>,
-    pub(super) byte_len: usize,
-    /// Whether the parts are copied into one buffer. Otherwise there is one part, which goes from
-    /// the tensor's memory and into it.
-    pub(super) is_packed: bool,
+/// A tensor of this rank, in the source's order.
+pub(super) enum Side<'a> {
+    Source(&'a Tensor),
+    Receiver(&'a mut Tensor),
+}
+
+impl Side<'_> {
+    fn byte_len(&self) -> usize {
+        match self {
+            Side::Source(tensor) => tensor.byte_len(),
+            Side::Receiver(tensor) => tensor.byte_len(),
+        }
+    }
+
+    /// Where the elements begin; `None` if they have to be copied.
+    fn address(&mut self) -> Option<Address> {
+        match self {
+            Side::Source(tensor) => tensor.source(),
+            Side::Receiver(tensor) => tensor.target(),
+        }
+    }
+
+    /// Copies a part of the source's tensor into the bytes, or the bytes into a receiver's.
+    fn copy(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        match self {
+            Side::Source(tensor) => tensor.read(offset, bytes),
+            Side::Receiver(tensor) => tensor.write(offset, bytes),
+        }
+    }
 }
 
 /// A part of a tensor, in bytes.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Part {
+#[derive(Debug)]
+struct Part {
     /// The tensor's index.
-    pub(super) tensor: usize,
-    pub(super) offset: usize,
-    pub(super) byte_len: usize,
+    tensor: usize,
+    offset: usize,
+    byte_len: usize,
 }
 
-/// The pieces of tensors of these lengths. They depend on nothing else, so all ranks cut alike.
-pub(super) fn pieces(byte_lens: &[usize]) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    let mut pack = Piece { is_packed: true, ..Piece::default() };
+/// The pieces of tensors of these lengths. They depend on nothing else, so all ranks cut alike. A
+/// piece is one long part, or several short ones, which are copied into one buffer.
+fn pieces(byte_lens: &[usize]) -> Vec<Vec<Part>> {
+    let (mut pieces, mut pack, mut pack_len) = (Vec::new(), Vec::new(), 0);
     for (tensor, &total) in byte_lens.iter().enumerate() {
         for offset in (0..total).step_by(PIECE_BYTES) {
             let byte_len = PIECE_BYTES.min(total - offset);
             let part = Part { tensor, offset, byte_len };
             if byte_len >= PACKED_BYTES {
-                pieces.push(Piece { parts: vec![part], byte_len, is_packed: false });
+                pieces.push(vec![part]);
                 continue;
             }
-            if pack.byte_len + byte_len > PIECE_BYTES {
-                pieces.push(std::mem::replace(&mut pack, Piece { is_packed: true, ..Piece::default() }));
+            if pack_len + byte_len > PIECE_BYTES {
+                pieces.push(std::mem::take(&mut pack));
+                pack_len = 0;
             }
-            pack.byte_len += byte_len;
-            pack.parts.push(part);
+            pack_len += byte_len;
+            pack.push(part);
         }
     }
-    if !pack.parts.is_empty() {
+    if !pack.is_empty() {
         pieces.push(pack);
     }
     pieces
+}
+
+impl Broadcast {
+    /// Moves the elements. After an error of this rank alone the communicator ends, because the
+    /// other ranks wait for pieces.
+    pub(super) fn payload(&self, tensors: Vec<Side<'_>>) -> Result<()> {
+        self.move_pieces(tensors).inspect_err(|error| {
+            if self.communicator.check_alive().is_ok() {
+                self.communicator.abort_with(error);
+            }
+        })
+    }
+
+    fn move_pieces(&self, mut tensors: Vec<Side<'_>>) -> Result<()> {
+        let byte_lens: Vec<usize> = tensors.iter().map(Side::byte_len).collect();
+        let total_bytes = byte_lens.iter().map(|len| *len as u64).sum();
+        let (mut byte_count, mut pack) = (0, Vec::new());
+        for piece in pieces(&byte_lens) {
+            byte_count += self.move_piece(&piece, &mut tensors, &mut pack)? as u64;
+            self.report(byte_count, total_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the length of the piece.
+    fn move_piece(&self, piece: &[Part], tensors: &mut [Side<'_>], pack: &mut Vec<u8>) -> Result<usize> {
+        if let &[Part { tensor, offset, byte_len }] = piece
+            && byte_len >= PACKED_BYTES
+            && let Some(start) = tensors[tensor].address().filter(|start| self.reaches(start))
+        {
+            let address = Address { pointer: start.pointer.wrapping_add(offset), ..start };
+            // SAFETY: the tensor has these bytes. It is borrowed, and mutably if they are written.
+            unsafe { self.broadcast(address, byte_len) }?;
+            return Ok(byte_len);
+        }
+        let byte_len: usize = piece.iter().map(|part| part.byte_len).sum();
+        pack.resize(byte_len.max(pack.len()), 0);
+        let pack = &mut pack[..byte_len];
+        let mut copy = |pack: &mut [u8]| {
+            let mut start = 0;
+            piece.iter().try_for_each(|part| {
+                let bytes = &mut pack[start..][..part.byte_len];
+                start += part.byte_len;
+                tensors[part.tensor].copy(part.offset, bytes)
+            })
+        };
+        let is_source = self.communicator.rank() == self.options.src;
+        if is_source {
+            copy(pack)?;
+        }
+        self.broadcast_bytes(pack)?;
+        if !is_source {
+            copy(pack)?;
+        }
+        Ok(byte_len)
+    }
+
+    /// Whether the backend takes memory as it is; every backend takes host memory.
+    fn reaches(&self, address: &Address) -> bool {
+        address.space == MemorySpace::Host || address.space == self.communicator.space()
+    }
 }
 
 #[cfg(test)]
@@ -67,11 +154,10 @@ mod tests {
             let pieces = pieces(&lens);
             let mut seen: Vec<Vec<(usize, usize)>> = vec![Vec::new(); lens.len()];
             for piece in &pieces {
-                assert_eq!(piece.byte_len, piece.parts.iter().map(|part| part.byte_len).sum::<usize>());
-                assert!(piece.byte_len <= PIECE_BYTES && piece.byte_len > 0);
-                assert_eq!(piece.is_packed, piece.parts.iter().all(|part| part.byte_len < PACKED_BYTES));
-                assert!(piece.is_packed || piece.parts.len() == 1);
-                piece.parts.iter().for_each(|part| seen[part.tensor].push((part.offset, part.byte_len)));
+                let byte_len = piece.iter().map(|part| part.byte_len).sum::<usize>();
+                assert!(byte_len <= PIECE_BYTES && byte_len > 0);
+                assert!(piece.len() == 1 || piece.iter().all(|part| part.byte_len < PACKED_BYTES));
+                piece.iter().for_each(|part| seen[part.tensor].push((part.offset, part.byte_len)));
             }
             for (ranges, len) in seen.into_iter().zip(&lens) {
                 let end =

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::TensorDict;
@@ -35,19 +34,8 @@ pub(super) struct TensorSchema {
     pub(super) byte_len: usize,
 }
 
-/// A schema, as the source encodes it: name, type and dimensions of each tensor, and the texts.
-#[derive(Serialize)]
-struct Sent<'a> {
-    tensors: Vec<(&'a str, &'a ElementType, &'a [usize])>,
-    metadata: &'a BTreeMap<String, String>,
-}
-
-/// The same, as a receiver decodes it.
-#[derive(Deserialize)]
-struct Received {
-    tensors: Vec<(String, ElementType, Vec<usize>)>,
-    metadata: BTreeMap<String, String>,
-}
+/// A schema as it travels: name, type and dimensions of each tensor, and the texts.
+type Encoded<Name, Type, Dims, Texts> = (Vec<(Name, Type, Dims)>, Texts);
 
 impl EncodedSchema {
     /// The schema of a dictionary.
@@ -59,8 +47,9 @@ impl EncodedSchema {
         let shapes: Vec<Shape> = dict.iter().map(|(_, tensor)| tensor.shape()).collect();
         let tensors = dict.iter().zip(&shapes);
         let tensors = tensors.map(|((name, tensor), shape)| (name, tensor.element_type(), shape.as_slice())).collect();
-        let bytes = postcard::to_stdvec(&Sent { tensors, metadata: dict.metadata() })
-            .map_err(|e| error!(System, "the schema cannot be encoded").with_source(e))?;
+        let encoded: Encoded<&str, &ElementType, &[usize], _> = (tensors, dict.metadata());
+        let bytes =
+            postcard::to_stdvec(&encoded).map_err(|e| error!(System, "the schema cannot be encoded").with_source(e))?;
         let len = bytes.len();
         if len > MAX_SCHEMA_BYTES {
             bail!(InvalidArgument, "names, shapes and texts are {len} bytes; the most are {MAX_SCHEMA_BYTES}");
@@ -82,7 +71,8 @@ impl Schema {
     /// - `System`: the bytes are no schema, or one that breaks a rule of [`TensorDict`].
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |e: Error| error!(System, "the schema that came breaks a rule: {e}");
-        let (received, left) = postcard::take_from_bytes::<Received>(bytes)
+        type Decoded = Encoded<String, ElementType, Vec<usize>, BTreeMap<String, String>>;
+        let ((tensors, metadata), left) = postcard::take_from_bytes::<Decoded>(bytes)
             .map_err(|e| error!(System, "the schema that came cannot be read: {e}"))?;
         if !left.is_empty() {
             bail!(System, "the schema that came has {} bytes too many", left.len());
@@ -92,12 +82,12 @@ impl Schema {
             let byte_len = element_type.byte_len(&shape).map_err(damaged)?;
             Ok(TensorSchema { name, element_type, shape, byte_len })
         };
-        let tensors = received.tensors.into_iter().map(check).collect::<Result<Vec<_>>>()?;
+        let tensors = tensors.into_iter().map(check).collect::<Result<Vec<_>>>()?;
         let mut names = HashSet::new();
         if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
             bail!(System, "the schema that came has two tensors {:?}", clipped(&twice.name));
         }
-        Ok(Schema { tensors, metadata: received.metadata })
+        Ok(Schema { tensors, metadata })
     }
 }
 
@@ -120,8 +110,7 @@ mod tests {
     }
 
     fn encode(tensors: &[(&str, ElementType, &[usize])]) -> Vec<u8> {
-        let tensors = tensors.iter().map(|(name, element_type, dims)| (*name, element_type, *dims)).collect();
-        postcard::to_stdvec(&Sent { tensors, metadata: &BTreeMap::new() }).expect("it is encoded")
+        postcard::to_stdvec(&(tensors, BTreeMap::<String, String>::new())).expect("it is encoded")
     }
 
     #[test]

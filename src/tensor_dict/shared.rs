@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::TensorDict;
 use super::broadcast::{Broadcast, PURPOSE};
 use super::payload::PIECE_BYTES;
-use super::read_only::ReadOnly;
 use super::schema::Schema;
 use super::tensor::Tensor;
 use crate::comm::Fill;
@@ -65,8 +64,7 @@ impl Broadcast {
         let memory = self.share_memory(byte_len, None)?;
         let total_bytes = schema.tensors.iter().map(|tensor| tensor.byte_len as u64).sum();
         let views = schema.tensors.into_iter().zip(places).map(|(tensor, place)| {
-            let view = Tensor::read_only(tensor.element_type, tensor.shape, ReadOnly::new(&memory, place))?;
-            Ok((tensor.name, view))
+            Ok((tensor.name, Tensor::read_only(tensor.element_type, tensor.shape, &memory, place.start)?))
         });
         let views = self.report(total_bytes, total_bytes).and_then(|()| views.collect::<Result<Vec<_>>>());
         // A dictionary changes only if all do.

@@ -4,12 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::element_type::{ElementType, OpaqueType};
-use super::read_only::ReadOnly;
 use super::strided::Strided;
 use crate::cuda::Device;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
-use crate::memory::{Address, Buffer, MemorySpace, TensorView, TensorViewMut};
+use crate::memory::{Address, Buffer, MemorySpace, RawTensor, ReadOnlyMemory, TensorView, TensorViewMut};
 use crate::shape::{Dims, Shape};
 
 /// A tensor of a [`TensorDict`](super::TensorDict). It owns its elements, or reads those in a
@@ -25,7 +24,12 @@ enum Storage {
     /// The elements one after the other. An opaque type's are a buffer of bytes.
     Contiguous(Buffer),
     Strided(Strided),
-    ReadOnly(ReadOnly),
+    /// Elements that several tensors share and none of them writes: those of a mapped file, or of
+    /// memory that ranks share.
+    ReadOnly {
+        memory: ReadOnlyMemory,
+        start: usize,
+    },
 }
 
 impl From<Buffer> for Tensor {
@@ -116,10 +120,16 @@ impl Tensor {
         Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
     }
 
-    /// A tensor in read-only memory, which holds as many bytes.
-    pub(super) fn read_only(element_type: ElementType, shape: Shape, elements: ReadOnly) -> Result<Self> {
+    /// A tensor in read-only memory, from a byte on that has as many bytes behind it.
+    pub(super) fn read_only(
+        element_type: ElementType,
+        shape: Shape,
+        memory: &ReadOnlyMemory,
+        start: usize,
+    ) -> Result<Self> {
         let byte_len = element_type.byte_len(&shape)?;
-        Ok(Tensor { element_type, shape, byte_len, storage: Storage::ReadOnly(elements) })
+        let storage = Storage::ReadOnly { memory: Arc::clone(memory), start };
+        Ok(Tensor { element_type, shape, byte_len, storage })
     }
 
     /// The type of the elements.
@@ -191,7 +201,7 @@ impl Tensor {
         match &self.storage {
             Storage::Contiguous(buffer) => buffer.as_bytes(),
             Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `read` copies from it"),
-            Storage::ReadOnly(elements) => Ok(elements.as_bytes()),
+            Storage::ReadOnly { memory, start } => Ok(&(**memory).as_ref()[*start..][..self.byte_len]),
         }
     }
 
@@ -203,12 +213,27 @@ impl Tensor {
     /// - `InvalidBuffer`: the elements are strided, or in a mapped file at an address that is not
     ///   aligned to them; see [`into_buffer`](Self::into_buffer).
     pub fn view(&self) -> Result<TensorView<'_>> {
-        self.check_known()?;
+        let data_type = self.check_known()?;
         match &self.storage {
-            Storage::Contiguous(buffer) => Ok(buffer.into()),
+            Storage::Contiguous(buffer) => return Ok(buffer.into()),
             Storage::Strided(_) => bail!(InvalidBuffer, "the tensor is strided; `into_buffer` makes a copy"),
-            Storage::ReadOnly(elements) => elements.view(self.check_known()?, self.shape),
+            Storage::ReadOnly { .. } => {}
         }
+        let bytes = self.as_bytes()?;
+        if !bytes.as_ptr().addr().is_multiple_of(data_type.byte_len()) {
+            bail!(InvalidBuffer, "the file has the tensor at an address that is not aligned to {data_type}; copy it");
+        }
+        let raw = RawTensor {
+            data_type,
+            address: bytes.as_ptr().cast_mut(),
+            space: MemorySpace::Host,
+            generation: 0,
+            byte_len: bytes.len(),
+            shape: Some(self.shape),
+        };
+        // SAFETY: the view borrows the bytes, which are as long as the tensor and aligned, and do
+        // not change.
+        Ok(unsafe { TensorView::from_raw(raw) })
     }
 
     /// A view of the elements, for collectives that write them.
@@ -258,8 +283,8 @@ impl Tensor {
                 }
                 strided.read(&self.shape, offset, bytes)
             }
-            Storage::ReadOnly(elements) => {
-                bytes.copy_from_slice(&elements.as_bytes()[offset..][..bytes.len()]);
+            Storage::ReadOnly { .. } => {
+                bytes.copy_from_slice(&self.as_bytes()?[offset..][..bytes.len()]);
                 Ok(())
             }
         }
@@ -283,8 +308,7 @@ impl Tensor {
     pub(super) fn source(&self) -> Option<Address> {
         match &self.storage {
             Storage::Contiguous(buffer) => Some(Address { pointer: buffer.as_ptr().cast_mut(), space: buffer.space() }),
-            Storage::Strided(_) => None,
-            Storage::ReadOnly(elements) => Some(Address::host(elements.as_bytes().as_ptr())),
+            _ => Some(Address::host(self.as_bytes().ok()?.as_ptr())),
         }
     }
 
