@@ -11,6 +11,7 @@ use super::Communicator;
 use super::backend::{Checked, Control, Fill, Request, SharedGraph};
 use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
 use crate::cuda::CudaStream;
+use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
@@ -76,7 +77,7 @@ impl Communicator {
 
     /// Checks addresses, alignment, overlap and memory of a call whose types and lengths fit.
     pub(crate) fn check_request<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
-        let used = self.used_bytes(&request.call);
+        let used = request.call.used_bytes(self.own_rank(), self.world_size() as usize);
         self.check_rules(request, used).map_err(|e| request.label(e))?;
         if request.call.purpose == Purpose::COLLECTIVE {
             request.call.raise_to(self.determinism);
@@ -100,16 +101,6 @@ impl Communicator {
             }
         }
         self.check_spaces(request, used)
-    }
-
-    /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
-    pub(crate) fn check_buffers(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
-        check_buffers(call, self.own_rank(), self.used_bytes(call), sides.map(|side| side.addr()))
-    }
-
-    /// The bytes of the buffers that a call uses on this rank.
-    fn used_bytes(&self, call: &Call) -> [usize; 2] {
-        call.used_bytes(self.own_rank(), self.world_size() as usize)
     }
 
     /// Whether a call among `rank_count` of this communicator's ranks may be run in a group of
@@ -227,9 +218,7 @@ impl Communicator {
         words: [i64; N],
         deadline: Instant,
     ) -> Result<Vec<[i64; N]>> {
-        let mut all = vec![[0; N]; self.world_size() as usize];
-        self.gather_all(purpose, &words, all.as_flattened_mut(), deadline)?;
-        Ok(all)
+        Ok(self.gather_all(purpose, &words, deadline)?.as_chunks().0.to_vec())
     }
 
     /// Gives every rank the value of every rank. Collective, in this rank's [turn](Self::in_turn).
@@ -274,41 +263,29 @@ impl Communicator {
     /// Gives every rank the bytes of every rank. Collective, in this rank's [turn](Self::in_turn);
     /// the lengths may differ.
     pub(crate) fn exchange_bytes(&self, purpose: Purpose, bytes: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let n = self.world_size() as usize;
-        let mut lens = vec![0i64; n];
-        self.gather_all(purpose, &[bytes.len() as i64], &mut lens, deadline)?;
+        let lens = self.gather_all(purpose, &[bytes.len() as i64], deadline)?;
         // Peers wrote these. A length that memory cannot have would end this process.
         const LONGEST: i64 = 64 << 20;
         if let Some(rank) = lens.iter().position(|len| !(0..=LONGEST).contains(len)) {
             let rank_name = self.origin(Rank(rank as u32));
             bail!(System, "rank {rank_name} would exchange {} bytes; the most are {LONGEST}", lens[rank]);
         }
-        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+        // At least one, because the parts of the result are as long.
+        let longest = lens.iter().copied().max().unwrap_or(0).max(1) as usize;
         let mut padded = bytes.to_vec();
         padded.resize(longest, 0);
-        let mut all = vec![0u8; longest * n];
-        self.gather_all(purpose, &padded, &mut all, deadline)?;
-        if longest == 0 {
-            return Ok(vec![Vec::new(); n]);
-        }
+        let all = self.gather_all(purpose, &padded, deadline)?;
         Ok(all.chunks(longest).zip(lens).map(|(chunk, len)| chunk[..len as usize].to_vec()).collect())
     }
 
-    fn gather_all<T: crate::element::Element>(
-        &self,
-        purpose: Purpose,
-        input: &[T],
-        output: &mut [T],
-        deadline: Instant,
-    ) -> Result<()> {
+    fn gather_all<T: Element>(&self, purpose: Purpose, input: &[T], deadline: Instant) -> Result<Vec<T>> {
+        let mut output = vec![T::default(); input.len() * self.world_size() as usize];
         let call = Call::of_blocks(Collective::AllGather, T::DATA_TYPE, input.len()).for_purpose(purpose);
-        if output.len() != input.len() * self.world_size() as usize {
-            return Err(error!(System, "an exchange with a wrong length"));
-        }
         let sides = [Address::host(input.as_ptr().cast()), Address::host(output.as_mut_ptr().cast())];
         let request = Request::new(call, sides, deadline);
-        // SAFETY: both slices are as long as the call says, and borrowed during it.
-        unsafe { self.run(request) }
+        // SAFETY: both are as long as the call says, and borrowed during it.
+        unsafe { self.run(request) }?;
+        Ok(output)
     }
 }
 

@@ -53,15 +53,12 @@ impl Communicator {
                 (rank, thread)
             };
             let threads: Vec<_> = communicators.into_iter().map(start).collect();
-            let join = |(rank, thread): (Rank, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match thread {
-                // `run` catches panics.
-                Ok(thread) => thread.join().unwrap_or_else(|panic| {
-                    let error = of_panic(panic.as_ref()).on_rank(rank);
-                    Err(Failure { error, is_consequence: false })
-                }),
-                Err(refused) => {
-                    let error = error!(System, "no thread for the rank").with_source(refused).on_rank(rank);
-                    Err(Failure { error, is_consequence: false })
+            let join = |(rank, thread): (Rank, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
+                let failed = |error: Error| Err(Failure { error: error.on_rank(rank), is_consequence: false });
+                match thread {
+                    // `run` catches panics.
+                    Ok(thread) => thread.join().unwrap_or_else(|panic| failed(of_panic(panic.as_ref()))),
+                    Err(refused) => failed(error!(System, "no thread for the rank").with_source(refused)),
                 }
             };
             threads.into_iter().map(join).collect()

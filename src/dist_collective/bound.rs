@@ -55,14 +55,13 @@ impl Role {
 
     /// Checks addresses, alignment and overlap of the buffers that a call uses on this rank.
     pub(crate) fn check_buffers(&self, call: &Call, sides: [Address; 2]) -> Result<()> {
-        match self {
-            Role::Skip => Ok(()),
-            Role::Identity => {
-                let (call, rank) = (call.of_one_rank(), GroupRank(0));
-                check_buffers(&call, rank, call.used_bytes(rank, 1), sides.map(|side| side.addr()))
-            }
-            Role::Member(communicator) => communicator.check_buffers(call, sides),
-        }
+        let call = match self {
+            Role::Skip => return Ok(()),
+            Role::Identity => &call.of_one_rank(),
+            Role::Member(_) => call,
+        };
+        let rank = self.group_rank().unwrap_or(GroupRank(0));
+        check_buffers(call, rank, call.used_bytes(rank, self.group_len()), sides.map(|side| side.addr()))
     }
 
     /// Checks the buffers of a layer's call, for memory too. The call of an engine brings scratch
@@ -276,9 +275,8 @@ impl BoundLayer {
 
     /// A run on these buffers.
     fn request<'a>(&'a self, call: Call, sides: [Address; 2], stream: Option<&'a Stream>) -> Request<'a> {
-        let Bound { layer, communicator, .. } = &*self.0;
-        let (label, stream) = (Some(&*layer.subject), stream.and_then(Stream::as_cuda));
-        Request { label, stream, ..Request::new(call, sides, communicator.deadline()) }
+        let (label, stream) = (Some(&*self.0.layer.subject), stream.and_then(Stream::as_cuda));
+        Request { label, stream, ..Request::new(call, sides, self.0.communicator.deadline()) }
     }
 
     /// Checks the buffers of a run. That is not done again when its turn comes.
