@@ -5,13 +5,10 @@
 //! loops over them. They need the default floating-point environment (`float_env`).
 
 use super::vector::{Instructions, LANES};
-use crate::element::{F8E4M3, F8E5M2, bf16, f16};
+use crate::element::{Float8, FloatFormat, bf16, f16};
 
 /// The positive quiet NaN of float32.
 pub(super) const QUIET_NAN: f32 = f32::from_bits(0x7fc0_0000);
-
-/// float32's infinity. The bits of a NaN without its sign are above it.
-pub(super) const INFINITY: u32 = 0x7f80_0000;
 
 /// A floating-point element. float32 holds all its values exactly.
 pub(super) trait Float: Copy + Default {
@@ -72,8 +69,7 @@ impl Float for bf16 {
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         let bits = x.to_bits();
-        // Adds half of the last place, less one if the kept part is even. This carries exactly if
-        // the dropped part is above a half, or if it is a half and the kept part is odd.
+        // As `FloatFormat::narrow` of a normal number.
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
         bf16::from_bits(if x.is_nan() { 0x7fc0 } else { rounded as u16 })
     }
@@ -84,76 +80,15 @@ impl Float for bf16 {
     }
 }
 
-/// A format with fewer bits than float32's 8 of exponent and 23 of mantissa.
-pub(super) struct Narrow {
-    pub(super) mantissa_bits: u32,
-    /// What is added to an exponent.
-    bias: u32,
-    /// Larger magnitudes become these bits.
-    pub(super) largest: u32,
-    /// The first magnitude that is infinity or a NaN.
-    special: u32,
-    pub(super) quiet_nan: u32,
-}
-
-impl Narrow {
-    const FLOAT16: Narrow = Narrow { mantissa_bits: 10, bias: 15, largest: 0x7c00, special: 0x7c00, quiet_nan: 0x7e00 };
-    const E4M3: Narrow = Narrow { mantissa_bits: 3, bias: 7, largest: 0x7e, special: 0x7f, quiet_nan: 0x7f };
-    const E5M2: Narrow = Narrow { mantissa_bits: 2, bias: 15, largest: 0x7b, special: 0x7c, quiet_nan: 0x7e };
-
-    /// The bits of the smallest normal number as float32.
-    pub(super) const fn smallest_normal(&self) -> u32 {
-        (127 + 1 - self.bias) << 23
-    }
-
-    /// The value of `magnitude`, which is an element of the format without its sign.
-    #[inline(always)]
-    pub(super) const fn widen(&self, magnitude: u32) -> f32 {
-        let shifted = magnitude << (23 - self.mantissa_bits);
-        // float32 with these bits has an exponent that is too small by the difference of the
-        // biases. The product is exact, also where the number is subnormal.
-        let scale = f32::from_bits((127 + 127 - self.bias) << 23);
-        let value = f32::from_bits(shifted) * scale;
-        if magnitude >= self.special { f32::from_bits(shifted | INFINITY) } else { value }
-    }
-
-    /// Rounds the magnitude of a number to nearest even.
-    #[inline(always)]
-    fn narrow(&self, x: f32) -> u32 {
-        let magnitude = x.to_bits() & 0x7fff_ffff;
-        let dropped = 23 - self.mantissa_bits;
-        // A normal number of the format: as for bfloat16, with the other bias.
-        let is_odd = magnitude >> dropped & 1;
-        let rebias = (127 - self.bias) << 23;
-        let half = (1 << (dropped - 1)) - 1;
-        let normal = magnitude.wrapping_sub(rebias).wrapping_add(half + is_odd) >> dropped;
-        // A subnormal one: the addition of a number whose last place is the format's smallest
-        // number rounds, and leaves the result in the low bits.
-        let anchor = f32::from_bits((127 + 1 - self.bias + dropped) << 23);
-        let subnormal = (f32::from_bits(magnitude) + anchor).to_bits().wrapping_sub(anchor.to_bits());
-        let rounded = if magnitude < self.smallest_normal() { subnormal } else { normal };
-        let number = if rounded < self.largest { rounded } else { self.largest };
-        if magnitude > INFINITY { self.quiet_nan } else { number }
-    }
-}
-
-/// The sign of `x` as the top bit of `bits` bits; a NaN has none.
-#[inline(always)]
-fn sign_of(x: f32, bits: u32) -> u32 {
-    if x.is_nan() { 0 } else { (x.to_bits() >> 31) << (bits - 1) }
-}
-
 impl Float for f16 {
     #[inline(always)]
     fn widen(self) -> f32 {
-        let bits = u32::from(self.to_bits());
-        let magnitude = Narrow::FLOAT16.widen(bits & 0x7fff);
-        f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+        FloatFormat::FLOAT16.widen(self.to_bits().into())
     }
 
     #[inline(always)]
     fn narrow(x: f32) -> Self {
-        f16::from_bits((Narrow::FLOAT16.narrow(x) | sign_of(x, 16)) as u16)
+        f16::from_bits(FloatFormat::FLOAT16.narrow(x) as u16)
     }
 
     #[inline(always)]
@@ -167,74 +102,15 @@ impl Float for f16 {
     }
 }
 
-/// An 8-bit float.
-pub(super) trait Float8: Copy + Default {
-    const FORMAT: Narrow;
-    /// What [`scaled_float16`](Self::scaled_float16) is to be multiplied by.
-    const SCALE: f32;
-
-    fn from_bits(bits: u8) -> Self;
-    fn to_bits(self) -> u8;
-
-    /// The number divided by [`SCALE`](Self::SCALE), exactly.
-    fn scaled_float16(self) -> f16;
-}
-
-impl Float8 for F8E4M3 {
-    const FORMAT: Narrow = Narrow::E4M3;
-    const SCALE: f32 = 256.0;
-
-    #[inline(always)]
-    fn from_bits(bits: u8) -> Self {
-        F8E4M3::from_bits(bits)
-    }
-
-    #[inline(always)]
-    fn to_bits(self) -> u8 {
-        F8E4M3::to_bits(self)
-    }
-
-    #[inline(always)]
-    fn scaled_float16(self) -> f16 {
-        let bits = u16::from(self.to_bits());
-        // As a float16, the exponent is too small by the difference of the biases.
-        let number = (bits & 0x80) << 8 | (bits & 0x7f) << 7;
-        f16::from_bits(if bits & 0x7f == 0x7f { 0x7e00 } else { number })
-    }
-}
-
-impl Float8 for F8E5M2 {
-    const FORMAT: Narrow = Narrow::E5M2;
-    const SCALE: f32 = 1.0;
-
-    #[inline(always)]
-    fn from_bits(bits: u8) -> Self {
-        F8E5M2::from_bits(bits)
-    }
-
-    #[inline(always)]
-    fn to_bits(self) -> u8 {
-        F8E5M2::to_bits(self)
-    }
-
-    #[inline(always)]
-    fn scaled_float16(self) -> f16 {
-        // The first byte of a float16.
-        f16::from_bits(u16::from(self.to_bits()) << 8)
-    }
-}
-
 impl<T: Float8> Float for T {
     #[inline(always)]
     fn widen(self) -> f32 {
-        let bits = u32::from(self.to_bits());
-        let magnitude = T::FORMAT.widen(bits & 0x7f);
-        f32::from_bits(magnitude.to_bits() | (bits & 0x80) << 24)
+        T::FORMAT.widen(self.to_bits().into())
     }
 
     #[inline(always)]
     fn narrow(x: f32) -> Self {
-        T::from_bits((T::FORMAT.narrow(x) | sign_of(x, 8)) as u8)
+        T::from_bits(T::FORMAT.narrow(x) as u8)
     }
 
     #[inline(always)]
@@ -251,6 +127,7 @@ impl<T: Float8> Float for T {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element::{F8E4M3, F8E5M2};
 
     /// Every finite value of a float8 format with its bits, by the format's definition.
     fn finite_values(exponent_bits: u32, mantissa_bits: u32, largest: u8) -> Vec<(f64, u8)> {

@@ -11,8 +11,8 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::float::{Float, Float8, Lanes};
-use crate::element::{bf16, f16};
+use super::float::{Float, Lanes};
+use crate::element::{Float8, bf16, f16};
 
 /// How many elements a kernel takes at once: enough for vector instructions, few enough for the
 /// registers.

@@ -4,80 +4,34 @@
 use std::cmp::Ordering;
 use std::fmt;
 
-/// How a format encodes numbers: one sign bit, then exponent, then mantissa.
-#[derive(Clone, Copy)]
-struct Format {
-    mantissa_bits: u32,
-    bias: u32,
-    /// The bits of the largest finite number. All above are NaN, or in E5M2 infinity.
-    largest: u8,
-    /// The bits of the positive quiet NaN.
-    nan: u8,
-    /// The bits of infinity. E4M3 has none.
-    infinity: Option<u8>,
-}
+use half::f16;
 
-const E4M3: Format = Format { mantissa_bits: 3, bias: 7, largest: 0x7e, nan: 0x7f, infinity: None };
-const E5M2: Format = Format { mantissa_bits: 2, bias: 15, largest: 0x7b, nan: 0x7e, infinity: Some(0x7c) };
+use super::format::FloatFormat;
 
-const F32_MANTISSA_BITS: u32 = 23;
-const F32_BIAS: u32 = 127;
+/// An 8-bit float, for the arithmetic on blocks of it.
+pub(crate) trait Float8: Copy + Default {
+    const FORMAT: FloatFormat;
+    /// What [`scaled_float16`](Self::scaled_float16) is to be multiplied by.
+    const SCALE: f32 = f32::from_bits((127 + 15 - Self::FORMAT.bias) << 23);
 
-impl Format {
-    /// Rounds to nearest even with integers only, so that the floating-point environment has no
-    /// say. What is beyond the largest finite number becomes that, infinity too.
-    const fn narrow(self, x: f32) -> u8 {
-        let sign = (x.to_bits() >> 24) as u8 & 0x80;
-        let magnitude = x.to_bits() & 0x7fff_ffff;
-        if x.is_nan() {
-            return self.nan;
-        }
-        if magnitude >= self.widen(self.largest).to_bits() {
-            return sign | self.largest;
-        }
-        let exponent = magnitude >> F32_MANTISSA_BITS;
-        // The exponent of the smallest normal number, as float32 writes it.
-        let least = F32_BIAS + 1 - self.bias;
-        // The bits that the format does not keep: more of them below the smallest normal number.
-        let dropped = F32_MANTISSA_BITS - self.mantissa_bits + least.saturating_sub(exponent);
-        if dropped > F32_MANTISSA_BITS + 1 {
-            // Below half of the smallest number.
-            return sign;
-        }
-        let mantissa = if exponent >= least {
-            // With the exponent as the format writes it, into which a rounding may carry.
-            magnitude - ((least - 1) << F32_MANTISSA_BITS)
-        } else {
-            magnitude & ((1 << F32_MANTISSA_BITS) - 1) | 1 << F32_MANTISSA_BITS
-        };
-        // Half of the last place kept, less one if the kept part is even: it carries if the dropped
-        // part is more than a half, or a half beside an odd kept part.
-        let half = (1 << (dropped - 1)) - 1 + (mantissa >> dropped & 1);
-        sign | ((mantissa + half) >> dropped) as u8
-    }
+    fn from_bits(bits: u8) -> Self;
+    fn to_bits(self) -> u8;
 
-    /// Exact: every number of the format is one of float32.
-    const fn widen(self, bits: u8) -> f32 {
-        let sign = (bits as u32 & 0x80) << 24;
+    /// The number divided by [`SCALE`](Self::SCALE), exactly.
+    #[inline(always)]
+    fn scaled_float16(self) -> f16 {
+        let bits = u16::from(self.to_bits());
         let magnitude = bits & 0x7f;
-        if magnitude > self.largest {
-            let is_infinite = matches!(self.infinity, Some(infinity) if infinity == magnitude);
-            return f32::from_bits(sign | if is_infinite { 0x7f80_0000 } else { 0x7fc0_0000 });
-        }
-        let magnitude = magnitude as u32;
-        if magnitude >> self.mantissa_bits == 0 {
-            // A multiple of the smallest number.
-            let smallest = f32::from_bits((F32_BIAS + 1 - self.bias - self.mantissa_bits) << F32_MANTISSA_BITS);
-            let value = magnitude as f32 * smallest;
-            return f32::from_bits(sign | value.to_bits());
-        }
-        let rebias = (F32_BIAS - self.bias) << F32_MANTISSA_BITS;
-        f32::from_bits(sign | ((magnitude << (F32_MANTISSA_BITS - self.mantissa_bits)) + rebias))
+        // As a float16, the exponent is too small by the difference of the biases.
+        let number = (bits & 0x80) << 8 | magnitude << (10 - Self::FORMAT.mantissa_bits);
+        // E5M2 has a float16's exponent, for infinity and NaN too.
+        let is_nan = Self::FORMAT.bias != 15 && u32::from(magnitude) >= Self::FORMAT.special;
+        f16::from_bits(if is_nan { 0x7e00 } else { number })
     }
 }
 
 macro_rules! float8 {
-    ($(#[$doc:meta])* $type:ident, $format:ident) => {
+    ($(#[$doc:meta])* $type:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Default)]
         #[repr(transparent)]
@@ -85,9 +39,9 @@ macro_rules! float8 {
 
         impl $type {
             /// The largest finite number.
-            pub const MAX: Self = Self($format.largest);
+            pub const MAX: Self = Self(FloatFormat::$type.largest as u8);
             /// The positive quiet NaN.
-            pub const NAN: Self = Self($format.nan);
+            pub const NAN: Self = Self(FloatFormat::$type.quiet_nan as u8);
 
             /// The value with these bits. Every byte is one.
             pub const fn from_bits(bits: u8) -> Self {
@@ -102,17 +56,31 @@ macro_rules! float8 {
             /// Rounds to nearest even. What is beyond [`MAX`](Self::MAX) becomes that, infinity
             /// too; a NaN becomes [`NAN`](Self::NAN).
             pub const fn from_f32(x: f32) -> Self {
-                Self($format.narrow(x))
+                Self(FloatFormat::$type.narrow(x) as u8)
             }
 
             /// The same number as float32.
             pub const fn to_f32(self) -> f32 {
-                $format.widen(self.0)
+                FloatFormat::$type.widen(self.0 as u32)
             }
 
             /// Whether it is a NaN.
             pub const fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
+            }
+        }
+
+        impl Float8 for $type {
+            const FORMAT: FloatFormat = FloatFormat::$type;
+
+            #[inline(always)]
+            fn from_bits(bits: u8) -> Self {
+                Self(bits)
+            }
+
+            #[inline(always)]
+            fn to_bits(self) -> u8 {
+                self.0
             }
         }
 
@@ -182,7 +150,7 @@ float8! {
     /// ```
     ///
     /// With the feature `float8` it converts from and to the type of that crate.
-    F8E4M3, E4M3
+    F8E4M3
 }
 
 float8! {
@@ -197,7 +165,7 @@ float8! {
     /// ```
     ///
     /// With the feature `float8` it converts from and to the type of that crate.
-    F8E5M2, E5M2
+    F8E5M2
 }
 
 #[cfg(all(test, feature = "float8"))]

@@ -1,10 +1,13 @@
 //! The Rust types of tensor elements, and what an ElementWise layer computes of them.
 
 mod float8;
+mod format;
 mod operation;
 
+pub(crate) use float8::Float8;
 pub use float8::{F8E4M3, F8E5M2};
 // half is past 1.0, so its types may stand in public signatures.
+pub(crate) use format::{FloatFormat, INFINITY};
 pub use half::{bf16, f16};
 pub use operation::ElementWiseOperation;
 

@@ -3,8 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{Instructions, Kernel, LANES, with_quiet_nan};
-use crate::compute::float::{Float8, INFINITY, Narrow};
-use crate::element::{bf16, f16};
+use crate::element::{Float8, FloatFormat, INFINITY, bf16, f16};
 
 struct Avx2;
 
@@ -191,7 +190,7 @@ const WORDS: [[u16; 32]; 2] = {
 };
 
 /// The most significant byte of each magnitude's float32, and the next one.
-const fn first_bytes(format: &Narrow) -> [[u8; 128]; 2] {
+const fn first_bytes(format: &FloatFormat) -> [[u8; 128]; 2] {
     let mut bytes = [[0; 128]; 2];
     let mut magnitude = 0;
     while magnitude < 128 {
@@ -234,7 +233,7 @@ unsafe fn add_half(bits: __m512i) -> __m512i {
 ///
 /// The processor has AVX-512.
 #[inline(always)]
-unsafe fn round_32(format: &Narrow, low: __m512i, high: __m512i) -> (__m512i, __m512i) {
+unsafe fn round_32(format: &FloatFormat, low: __m512i, high: __m512i) -> (__m512i, __m512i) {
     let smallest = format.smallest_normal();
     // SAFETY: the caller's promise.
     unsafe {
@@ -255,7 +254,7 @@ unsafe fn round_32(format: &Narrow, low: __m512i, high: __m512i) -> (__m512i, __
 ///
 /// The processor has AVX-512.
 #[inline(always)]
-unsafe fn rounding_sum(format: &Narrow, bits: __m512i) -> __m512i {
+unsafe fn rounding_sum(format: &FloatFormat, bits: __m512i) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let power = _mm512_and_si512(bits, _mm512_set1_epi32(INFINITY as i32));
