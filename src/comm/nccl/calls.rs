@@ -103,30 +103,48 @@ fn with_reduction(collective: &Collective, reduce_op: ReduceOperation) -> Collec
     }
 }
 
-impl NcclBackend {
-    /// Enqueues a call. `scratch` gives memory of a length in bytes, which nothing else uses until
+/// One call on a stream, of which NCCL's calls and kernels are the steps.
+///
+/// # Safety
+///
+/// For each unsafe method: until its steps are done, the buffers that they use on this rank are
+/// valid on the GPU for the lengths that they say, and used by nothing else.
+#[derive(Clone, Copy)]
+pub(super) struct Steps<'a> {
+    pub(super) backend: &'a NcclBackend,
+    pub(super) call: &'a Call,
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) deadline: Instant,
+}
+
+impl Steps<'_> {
+    fn rank_count(&self) -> usize {
+        self.backend.origins.len()
+    }
+
+    fn writes(&self) -> bool {
+        self.call.writes_output(self.backend.rank)
+    }
+
+    /// Enqueues the call. `scratch` gives memory of a length in bytes, which nothing else uses until
     /// the call is done.
     ///
     /// # Safety
     ///
-    /// Until it is done, the buffers that the call uses on this rank are valid on the GPU for the
-    /// lengths that it says, and used by nothing else.
+    /// As [`Steps`].
     pub(super) unsafe fn issue(
         &self,
         scratch: impl FnOnce(usize) -> Result<*mut u8>,
-        call: &Call,
         sides: [*mut u8; 2],
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
     ) -> Result<()> {
+        let Steps { backend, call, stream, .. } = *self;
         if call.block_elements == 0 {
             return Ok(());
         }
-        let n = self.origins.len();
-        let writes = call.writes_output(self.rank);
-        let [input, output] = sides.map(|side| self.or_stand_in(side));
-        let route = Route::of(call, n, &self.features);
-        self.prepare(route, call, stream)?;
+        let n = self.rank_count();
+        let [input, output] = sides.map(|side| backend.or_stand_in(side));
+        let route = Route::of(call, n, &backend.features);
+        self.prepare(route)?;
         let scratch = scratch(route.scratch_bytes(call, n))?;
         let input_elements = call.input_bytes(n) / call.data_type.byte_len();
         let output_elements = call.output_bytes(n) / call.data_type.byte_len();
@@ -135,11 +153,11 @@ impl NcclBackend {
         unsafe {
             match route {
                 Route::Copy => stream.copy(input, output, call.block_bytes()),
-                Route::Direct => self.call(&call.collective, Elements::of(call), [input, output], stream, deadline),
+                Route::Direct => self.call(&call.collective, Elements::of(call), [input, output]),
                 Route::Average if call.data_type == DataType::Float32 => {
                     let sum = with_reduction(&call.collective, ReduceOperation::Sum);
-                    self.call(&sum, Elements::of(call), [input, output], stream, deadline)?;
-                    if writes {
+                    self.call(&sum, Elements::of(call), [input, output])?;
+                    if self.writes() {
                         stream.divide(output, n as f32, DataType::Float32, output, output_elements)?;
                     }
                     Ok(())
@@ -149,13 +167,13 @@ impl NcclBackend {
                     let wide = Elements::new(DataType::Float32, call.block_elements);
                     // In place as NCCL has it: output = input + rank · block.
                     let at = match call.collective {
-                        Collective::ReduceScatter { .. } => self.rank.index() * call.block_elements * wide.byte_len,
+                        Collective::ReduceScatter { .. } => backend.rank.index() * call.block_elements * wide.byte_len,
                         _ => 0,
                     };
                     let result = scratch.wrapping_add(at);
                     stream.cast(call.data_type, input, DataType::Float32, scratch, input_elements)?;
-                    self.call(&sum, wide, [scratch, result], stream, deadline)?;
-                    if writes {
+                    self.call(&sum, wide, [scratch, result])?;
+                    if self.writes() {
                         stream.divide(result, n as f32, call.data_type, output, output_elements)?;
                     }
                     Ok(())
@@ -166,15 +184,11 @@ impl NcclBackend {
                         _ => ReduceOperation::Max,
                     };
                     stream.normalize_bool(input, scratch, input_elements)?;
-                    let collective = with_reduction(&call.collective, reduce_op);
-                    self.call(&collective, Elements::of(call), [scratch, output], stream, deadline)
+                    self.call(&with_reduction(&call.collective, reduce_op), Elements::of(call), [scratch, output])
                 }
-                Route::Exchange => self.exchange(call, [input, output], scratch, stream, deadline),
-                Route::Shares => self.share(call, [input, output], scratch, stream, deadline),
-                Route::Narrow => {
-                    let (collective, block) = (&call.collective, call.block_elements);
-                    self.carry(call, (collective, block), [input, output], scratch, stream, deadline)
-                }
+                Route::Exchange => self.exchange([input, output], scratch),
+                Route::Shares => self.share([input, output], scratch),
+                Route::Narrow => self.carry(&call.collective, call.block_elements, [input, output], scratch),
             }
         }
     }
@@ -183,24 +197,16 @@ impl NcclBackend {
     ///
     /// # Safety
     ///
-    /// As [`issue`](Self::issue); the scratch memory has room for a block of each rank.
-    unsafe fn exchange(
-        &self,
-        call: &Call,
-        [input, output]: [*mut u8; 2],
-        scratch: *mut u8,
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
-    ) -> Result<()> {
-        let (count, n) = (call.block_elements, self.origins.len());
+    /// As [`Steps`]; the scratch memory has room for a block of each rank.
+    unsafe fn exchange(&self, [input, output]: [*mut u8; 2], scratch: *mut u8) -> Result<()> {
+        let (call, n) = (self.call, self.rank_count());
         let rest = scratch.wrapping_add(whole_packets(n * call.block_bytes()));
         // SAFETY: the caller's promise.
         unsafe {
-            let moved = (&contributions(&call.collective), count);
-            self.carry(call, moved, [input, scratch], rest, stream, deadline)?;
+            self.carry(&contributions(&call.collective), call.block_elements, [input, scratch], rest)?;
             match call.collective.reduce_op() {
-                Some(reduce_op) if call.writes_output(self.rank) => {
-                    stream.reduce((call.data_type, reduce_op), scratch, output, count, n)
+                Some(reduce_op) if self.writes() => {
+                    self.stream.reduce((call.data_type, reduce_op), scratch, output, call.block_elements, n)
                 }
                 _ => Ok(()),
             }
@@ -212,132 +218,107 @@ impl NcclBackend {
     ///
     /// # Safety
     ///
-    /// As [`issue`](Self::issue); the scratch memory is as long as [`Route::Shares`] asks for.
-    unsafe fn share(
-        &self,
-        call: &Call,
-        [input, output]: [*mut u8; 2],
-        scratch: *mut u8,
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
-    ) -> Result<()> {
+    /// As [`Steps`]; the scratch memory is as long as [`Route::Shares`] asks for.
+    unsafe fn share(&self, [input, output]: [*mut u8; 2], scratch: *mut u8) -> Result<()> {
+        let (call, n) = (self.call, self.rank_count());
         let Some(reduce_op) = call.collective.reduce_op() else { return Ok(()) };
-        let n = self.origins.len();
         let Shares { share, rest } = Shares::of(call, n);
         let share_bytes = share * call.data_type.byte_len();
-        let bytes = Elements::bytes(share_bytes);
         // In the output, so that the exchange of results is in place. A rank without an output
         // reduces in place in the scratch memory.
-        let own = match call.writes_output(self.rank) {
-            true => output.wrapping_add(self.rank.index() * share_bytes),
+        let own = match self.writes() {
+            true => output.wrapping_add(self.backend.rank.index() * share_bytes),
             false => scratch,
         };
         // SAFETY: the caller's promise; the shares and the rest are within the buffers. The stream
         // does one after the other, so the scratch memory of the shares is free for the rest.
         unsafe {
             let spare = scratch.wrapping_add(n * share_bytes);
-            self.carry(call, (&Collective::AllToAll, share), [input, scratch], spare, stream, deadline)?;
-            stream.reduce((call.data_type, reduce_op), scratch, own, share, n)?;
-            self.call(&results(&call.collective), bytes, [own, output], stream, deadline)?;
+            self.carry(&Collective::AllToAll, share, [input, scratch], spare)?;
+            self.stream.reduce((call.data_type, reduce_op), scratch, own, share, n)?;
+            self.call(&results(&call.collective), Elements::bytes(share_bytes), [own, output])?;
             if rest == 0 {
                 return Ok(());
             }
             let sides = [input, output].map(|side| side.wrapping_add(n * share_bytes));
-            self.exchange(&Call { block_elements: rest, ..*call }, sides, scratch, stream, deadline)
+            Steps { call: &Call { block_elements: rest, ..*call }, ..*self }.exchange(sides, scratch)
         }
     }
 
-    /// Makes a call of NCCL's that only moves blocks of a call's elements. With a transport type
+    /// Makes a call of NCCL's that only moves blocks of the call's elements. With a transport type
     /// the elements are cast to it before and back after, in the scratch memory.
     ///
     /// # Safety
     ///
-    /// As [`issue`](Self::issue), for these blocks; with a transport type the scratch memory has
-    /// room for this rank's input and output in that type, and is no part of them.
+    /// As [`Steps`], for these blocks; with a transport type the scratch memory has room for this
+    /// rank's input and output in that type, and is no part of them.
     unsafe fn carry(
         &self,
-        call: &Call,
-        (collective, block): (&Collective, usize),
+        collective: &Collective,
+        block: usize,
         [input, output]: [*mut u8; 2],
         scratch: *mut u8,
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
     ) -> Result<()> {
-        let (wide, n, operation) = (call.data_type, self.origins.len(), collective.operation());
-        let Some(wire) = call.wire_type.map(WireType::data_type) else {
-            let bytes = Elements::bytes(block * wide.byte_len());
+        let (wide, n, operation) = (self.call.data_type, self.rank_count(), collective.operation());
+        let Some(wire) = self.call.wire_type.map(WireType::data_type) else {
             // SAFETY: the caller's promise.
-            return unsafe { self.call(collective, bytes, [input, output], stream, deadline) };
+            return unsafe { self.call(collective, Elements::bytes(block * wide.byte_len()), [input, output]) };
         };
         let (given, taken) = (operation.input_blocks(n) * block, operation.output_blocks(n) * block);
         let sides = [scratch, scratch.wrapping_add(whole_packets(given * wire.byte_len()))];
         // SAFETY: the caller's promise.
         unsafe {
-            if collective.reads_input(self.rank) {
-                stream.cast(wide, input, wire, sides[0], given)?;
+            if collective.reads_input(self.backend.rank) {
+                self.stream.cast(wide, input, wire, sides[0], given)?;
             }
-            self.call(collective, Elements::bytes(block * wire.byte_len()), sides, stream, deadline)?;
-            if collective.writes_output(self.rank) {
-                stream.cast(wire, sides[1], wide, output, taken)?;
+            self.call(collective, Elements::bytes(block * wire.byte_len()), sides)?;
+            if collective.writes_output(self.backend.rank) {
+                self.stream.cast(wire, sides[1], wide, output, taken)?;
             }
         }
         Ok(())
     }
 
     /// Compiles the kernels of a route that are not compiled yet.
-    fn prepare(&self, route: Route, call: &Call, stream: &CudaStream) -> Result<()> {
-        let kernels = route.kernels(call).into_iter().flatten();
-        if kernels.clone().all(|kernel| self.device().has(kernel)) {
+    fn prepare(&self, route: Route) -> Result<()> {
+        let device = self.backend.device();
+        let kernels = route.kernels(self.call).into_iter().flatten();
+        if kernels.clone().all(|kernel| device.has(kernel)) {
             return Ok(());
         }
-        if stream.is_capturing()? {
+        if self.stream.is_capturing()? {
             bail!(
                 NotReady,
                 "the first call of this kind compiles a kernel, which a capture does not allow; run it once before"
             );
         }
-        self.device().prepare(kernels)
-    }
-
-    /// Makes NCCL's call of a call whose route is [`Route::Direct`], inside a group. The thread
-    /// holds the communicator.
-    ///
-    /// # Safety
-    ///
-    /// As [`issue`](Self::issue).
-    pub(super) unsafe fn call_in_group(
-        &self,
-        call: &Call,
-        sides: [*mut u8; 2],
-        stream: &Arc<CudaStream>,
-    ) -> Result<ncclResult_t> {
-        let sides = sides.map(|side| self.or_stand_in(side));
-        // SAFETY: the caller's promise.
-        unsafe { self.call_raw(&call.collective, Elements::of(call), sides, self.handle.raw(), stream) }
-    }
-
-    /// The address that NCCL gets: it wants one even for a side that the rank does not use.
-    fn or_stand_in(&self, side: *mut u8) -> *mut u8 {
-        if side.is_null() { self.stand_in.address() } else { side }
+        device.prepare(kernels)
     }
 
     /// Makes NCCL's call of a collective.
     ///
     /// # Safety
     ///
-    /// As [`issue`](Self::issue), for these elements; both addresses are valid on every rank.
-    unsafe fn call(
-        &self,
-        collective: &Collective,
-        elements: Elements,
-        sides: [*mut u8; 2],
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
-    ) -> Result<()> {
-        self.handle.call(name_of(collective), deadline, &|| self.domain.check(), |raw| {
+    /// As [`Steps`], for these elements; both addresses are valid on every rank.
+    unsafe fn call(&self, collective: &Collective, elements: Elements, sides: [*mut u8; 2]) -> Result<()> {
+        let Steps { backend, deadline, .. } = *self;
+        backend.handle.call(name_of(collective), deadline, &|| backend.domain.check(), |raw| {
             // SAFETY: the caller's promise.
-            unsafe { self.call_raw(collective, elements, sides, raw, stream) }
+            unsafe { self.call_raw(collective, elements, sides, raw) }
         })
+    }
+
+    /// Makes NCCL's call if the route is [`Route::Direct`], inside a group. The thread holds the
+    /// communicator.
+    ///
+    /// # Safety
+    ///
+    /// As [`Steps`].
+    pub(super) unsafe fn call_in_group(&self, sides: [*mut u8; 2]) -> Result<ncclResult_t> {
+        let sides = sides.map(|side| self.backend.or_stand_in(side));
+        let raw = self.backend.handle.raw();
+        // SAFETY: the caller's promise.
+        unsafe { self.call_raw(&self.call.collective, Elements::of(self.call), sides, raw) }
     }
 
     /// The call itself. The thread holds the communicator.
@@ -351,14 +332,13 @@ impl NcclBackend {
         elements: Elements,
         [input, output]: [*mut u8; 2],
         raw: ncclComm_t,
-        stream: &Arc<CudaStream>,
     ) -> Result<ncclResult_t> {
         let Elements { data_type, block, .. } = elements;
-        let (input, output, stream) = (input.cast_const().cast(), output.cast(), stream.as_ptr().cast());
+        let (input, output, stream) = (input.cast_const().cast(), output.cast(), self.stream.as_ptr().cast());
         let root = collective.root().map_or(0, |root| root.0 as i32);
         let averaged = AVERAGED.iter().position(|&averaged| averaged == data_type);
         let op = match (collective.reduce_op(), averaged) {
-            (Some(ReduceOperation::Avg), Some(number)) => self.average(number, raw)?,
+            (Some(ReduceOperation::Avg), Some(number)) => self.backend.average(number, raw)?,
             (reduce_op, _) => reduce_op.map_or(ncclSum, nccl_op),
         };
         // SAFETY: the caller's promise.
@@ -369,15 +349,87 @@ impl NcclBackend {
                 Collective::Broadcast { .. } => ncclBroadcast(input, output, block, data_type, root, raw, stream),
                 Collective::Reduce { .. } => ncclReduce(input, output, block, data_type, op, root, raw, stream),
                 Collective::ReduceScatter { .. } => ncclReduceScatter(input, output, block, data_type, op, raw, stream),
-                _ if !self.features.has_all_to_all => {
-                    let sides = [input, output.cast_const()];
-                    return self.send_and_receive(collective, elements, sides, &[], raw, stream);
+                _ if !self.backend.features.has_all_to_all => {
+                    return self.send_and_receive(collective, elements, [input, output.cast_const()], &[], raw);
                 }
                 Collective::AllToAll => ncclAlltoAll(input, output, block, data_type, raw, stream),
                 Collective::Gather { .. } => ncclGather(input, output, block, data_type, root, raw, stream),
                 Collective::Scatter { .. } => ncclScatter(input, output, block, data_type, root, raw, stream),
             }
         })
+    }
+
+    /// Enqueues scatter, gather or all_gather on a list of blocks: sends and receives in one group.
+    ///
+    /// # Safety
+    ///
+    /// As [`Steps`], for each block.
+    pub(super) unsafe fn issue_list(&self, sides: [*mut u8; 2], blocks: &[*mut u8]) -> Result<()> {
+        let Steps { backend, call, stream, deadline } = *self;
+        if call.block_elements == 0 {
+            return Ok(());
+        }
+        let [input, output] = sides;
+        // SAFETY: the caller's promise. Among one rank, the list's only block is its side's
+        // address.
+        unsafe {
+            if self.rank_count() == 1 {
+                return stream.copy(input, output, call.block_bytes());
+            }
+            let sides = [input, output].map(|side| side.cast_const().cast());
+            backend.handle.call("ncclGroupEnd", deadline, &|| backend.domain.check(), |raw| {
+                self.send_and_receive(&call.collective, Elements::of(call), sides, blocks, raw)
+            })
+        }
+    }
+
+    /// Sends and receives in one group: all_to_all, gather and scatter before NCCL 2.28, and list
+    /// forms, where the side with a block for each rank has each at an address of its own.
+    ///
+    /// # Safety
+    ///
+    /// As [`call`](Self::call).
+    unsafe fn send_and_receive(
+        &self,
+        collective: &Collective,
+        elements: Elements,
+        [input, output]: [*const std::ffi::c_void; 2],
+        blocks: &[*mut u8],
+        raw: ncclComm_t,
+    ) -> Result<ncclResult_t> {
+        let Elements { data_type, byte_len, block } = elements;
+        let (this, stream) = (self.backend.rank, self.stream.as_ptr().cast());
+        // What goes to a rank and comes from it: a block of the input, and one of the output.
+        let geometry = collective.operation().geometry();
+        let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
+        let block_of = |side: *const std::ffi::c_void, is_per_rank: bool, peer: usize| match blocks.get(peer) {
+            Some(at) if is_per_rank => at.cast_const().cast(),
+            _ if is_per_rank => side.wrapping_byte_add(peer * block * byte_len),
+            _ => side,
+        };
+        // SAFETY: the caller's promise; blocks are within the buffers.
+        unsafe {
+            in_group(0..self.rank_count(), |peer| {
+                let (number, rank) = (peer as i32, GroupRank(peer as u32));
+                let mut result = ncclSuccess;
+                if uses(this, rank) {
+                    let from = block_of(input, geometry.input.is_per_rank, peer);
+                    result = ncclSend(from, block, data_type, number, raw, stream);
+                }
+                if is_well(result) && uses(rank, this) {
+                    let to = block_of(output, geometry.output.is_per_rank, peer);
+                    result = ncclRecv(to.cast_mut(), block, data_type, number, raw, stream);
+                }
+                Ok(result)
+            })
+        }
+    }
+}
+
+impl NcclBackend {
+    /// The address that NCCL gets: it wants one even for a side that the rank does not use.
+    fn or_stand_in(&self, side: *mut u8) -> *mut u8 {
+        if side.is_null() { self.stand_in.address() } else { side }
     }
 
     /// The average of the floats of [`AVERAGED`]: the sum of elements that NCCL multiplies by 1/n,
@@ -400,81 +452,5 @@ impl NcclBackend {
             unsafe { ncclRedOpCreatePreMulSum(&mut op, scalar, AVERAGED[number], ncclScalarHostImmediate, raw) };
         self.handle.library.check("ncclRedOpCreatePreMulSum", result)?;
         Ok(*self.averages[number].get_or_init(|| op))
-    }
-
-    /// Enqueues scatter, gather or all_gather on a list of blocks: sends and receives in one group.
-    ///
-    /// # Safety
-    ///
-    /// As [`issue`](Self::issue), for each block.
-    pub(super) unsafe fn issue_list(
-        &self,
-        call: &Call,
-        sides: [*mut u8; 2],
-        blocks: &[*mut u8],
-        stream: &Arc<CudaStream>,
-        deadline: Instant,
-    ) -> Result<()> {
-        if call.block_elements == 0 {
-            return Ok(());
-        }
-        let [input, output] = sides;
-        // SAFETY: the caller's promise. Among one rank, the list's only block is its side's
-        // address.
-        unsafe {
-            if self.origins.len() == 1 {
-                return stream.copy(input, output, call.block_bytes());
-            }
-            let sides = [input, output].map(|side| side.cast_const().cast());
-            self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
-                let (elements, stream) = (Elements::of(call), stream.as_ptr().cast());
-                self.send_and_receive(&call.collective, elements, sides, blocks, raw, stream)
-            })
-        }
-    }
-
-    /// Sends and receives in one group: all_to_all, gather and scatter before NCCL 2.28, and list
-    /// forms, where the side with a block for each rank has each at an address of its own.
-    ///
-    /// # Safety
-    ///
-    /// As [`call`](Self::call).
-    unsafe fn send_and_receive(
-        &self,
-        collective: &Collective,
-        elements: Elements,
-        [input, output]: [*const std::ffi::c_void; 2],
-        blocks: &[*mut u8],
-        raw: ncclComm_t,
-        stream: cudaStream_t,
-    ) -> Result<ncclResult_t> {
-        let Elements { data_type, byte_len, block } = elements;
-        // What goes to a rank and comes from it: a block of the input, and one of the output.
-        let geometry = collective.operation().geometry();
-        let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
-        let block_of = |side: *const std::ffi::c_void, is_per_rank: bool, peer: usize| match blocks.get(peer) {
-            Some(at) if is_per_rank => at.cast_const().cast(),
-            _ if is_per_rank => side.wrapping_byte_add(peer * block * byte_len),
-            _ => side,
-        };
-        let sends = |peer: usize| {
-            uses(self.rank, GroupRank(peer as u32)).then(|| block_of(input, geometry.input.is_per_rank, peer))
-        };
-        let receives = |peer: usize| {
-            uses(GroupRank(peer as u32), self.rank).then(|| block_of(output, geometry.output.is_per_rank, peer))
-        };
-        // SAFETY: the caller's promise; blocks are within the buffers.
-        unsafe {
-            in_group(0..self.origins.len(), |peer| {
-                let result = match sends(peer) {
-                    Some(from) => ncclSend(from, block, data_type, peer as i32, raw, stream),
-                    None => ncclSuccess,
-                };
-                Ok(match receives(peer) {
-                    Some(to) if is_well(result) => ncclRecv(to.cast_mut(), block, data_type, peer as i32, raw, stream),
-                    _ => result,
-                })
-            })
-        }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::super::backend::{Checked, MAX_GROUPED_CALLS};
 use super::NcclBackend;
 use super::access::{Stage, Stay};
+use super::calls::Steps;
 use super::handle::NcclHandle;
 use super::sys::*;
 use crate::error::{Result, bail};
@@ -114,5 +115,5 @@ unsafe fn call_in_group(call: &Checked<'_>) -> Result<ncclResult_t> {
     };
     let sides = [request.input.pointer, request.output.pointer];
     // SAFETY: the caller's promise.
-    unsafe { backend.call_in_group(&request.call, sides, stream) }
+    unsafe { Steps { backend, call: &request.call, stream, deadline: request.deadline }.call_in_group(sides) }
 }

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
+use calls::Steps;
 use domain::NcclDomain;
 use handle::NcclHandle;
 pub(crate) use library::{Library, library};
@@ -173,11 +174,12 @@ impl NcclBackend {
             Some(scratch) => Ok(scratch.cast()),
             None => state.scratch.take(byte_len, stream),
         };
+        let steps = Steps { backend: self, call: &call, stream, deadline: request.deadline };
         // SAFETY: the caller's promise.
         unsafe {
             match blocks {
-                Some(blocks) => self.issue_list(&call, sides, &blocks, stream, request.deadline),
-                None => self.issue(memory, &call, sides, stream, request.deadline),
+                Some(blocks) => steps.issue_list(sides, &blocks),
+                None => steps.issue(memory, sides),
             }
         }
     }
@@ -225,11 +227,9 @@ impl NcclBackend {
                 }
             }
             let (call, sides) = with_something_to_do(request, [input, output]);
+            let steps = Steps { backend: self, call: &call, stream, deadline };
             match list {
-                None => {
-                    let memory = |byte_len| state.scratch.take(byte_len, stream);
-                    self.issue(memory, &call, sides, stream, deadline)?
-                }
+                None => steps.issue(|byte_len| state.scratch.take(byte_len, stream), sides)?,
                 Some(list) => {
                     // Those in host memory are next to each other in staging memory.
                     let (staged, is_staged) =
@@ -239,7 +239,7 @@ impl NcclBackend {
                         false => block.pointer,
                     };
                     let blocks: Vec<*mut u8> = list.iter().enumerate().map(block_at).collect();
-                    self.issue_list(&call, sides, &blocks, stream, deadline)?;
+                    steps.issue_list(sides, &blocks)?;
                 }
             }
             if wanted > 0 {
