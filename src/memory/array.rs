@@ -38,9 +38,7 @@ impl<'a, T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&'a ArrayBase<S, D
     /// The array is not contiguous in standard (row-major) layout, or has more than
     /// [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
     fn try_from(array: &'a ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let slice = array.as_slice().ok_or_else(|| not_contiguous(&shape))?;
-        Ok(TensorView::from(slice).with_shape(shape))
+        array.view().try_into()
     }
 }
 
@@ -52,9 +50,7 @@ impl<'a, T: Element, S: DataMut<Elem = T>, D: Dimension> TryFrom<&'a mut ArrayBa
     /// The array is not contiguous in standard (row-major) layout, or has more than
     /// [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
     fn try_from(array: &'a mut ArrayBase<S, D>) -> Result<Self> {
-        let shape = Shape::new(array.shape())?;
-        let slice = array.as_slice_mut().ok_or_else(|| output_not_contiguous(&shape))?;
-        Ok(TensorViewMut::from(slice).with_shape(shape))
+        array.view_mut().try_into()
     }
 }
 
@@ -66,7 +62,7 @@ impl<'a, T: Element, D: Dimension> TryFrom<ArrayView<'a, T, D>> for TensorView<'
     /// As for a reference to an array.
     fn try_from(array: ArrayView<'a, T, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
-        let slice = array.to_slice().ok_or_else(|| not_contiguous(&shape))?;
+        let slice = array.to_slice().ok_or_else(|| not_contiguous(&shape, "make a copy with `as_standard_layout`"))?;
         Ok(TensorView::from(slice).with_shape(shape))
     }
 }
@@ -79,7 +75,8 @@ impl<'a, T: Element, D: Dimension> TryFrom<ArrayViewMut<'a, T, D>> for TensorVie
     /// As for a reference to an array.
     fn try_from(array: ArrayViewMut<'a, T, D>) -> Result<Self> {
         let shape = Shape::new(array.shape())?;
-        let slice = array.into_slice().ok_or_else(|| output_not_contiguous(&shape))?;
+        let instead = "give an array that is, and copy the result with `assign`";
+        let slice = array.into_slice().ok_or_else(|| not_contiguous(&shape, instead))?;
         Ok(TensorViewMut::from(slice).with_shape(shape))
     }
 }
@@ -95,16 +92,6 @@ fn not_an_array(cause: ndarray::ShapeError) -> Error {
     error!(InvalidBuffer, "the tensor is not an array").with_source(cause)
 }
 
-fn output_not_contiguous(shape: &Shape) -> Error {
-    error!(
-        InvalidBuffer,
-        "the array {shape} is not contiguous in row-major order; give an array that is, and copy the result with `assign`"
-    )
-}
-
-fn not_contiguous(shape: &Shape) -> Error {
-    error!(
-        InvalidBuffer,
-        "the array {shape} is not contiguous in row-major order; make a copy with `as_standard_layout`"
-    )
+fn not_contiguous(shape: &Shape, instead: &str) -> Error {
+    error!(InvalidBuffer, "the array {shape} is not contiguous in row-major order; {instead}")
 }

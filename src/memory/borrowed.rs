@@ -26,8 +26,6 @@ impl Lease for Borrowed {
         self.address
     }
 
-    fn set_sliced(&self, _is_sliced: bool) {}
-
     fn device(&self) -> Option<&Arc<Device>> {
         self.device.as_ref()
     }

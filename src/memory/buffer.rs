@@ -67,7 +67,7 @@ pub(crate) trait Lease: Send + Sync {
     /// Says whether a mutable slice of the memory may exist while a collective writes the memory. A
     /// peer that is still in a failed collective may write the memory it reaches, so it must not
     /// reach memory with such a slice.
-    fn set_sliced(&self, is_sliced: bool);
+    fn set_sliced(&self, _is_sliced: bool) {}
 
     /// A number that differs from that of other memory of a GPU at the same address.
     fn generation(&self) -> u64 {
@@ -85,8 +85,6 @@ impl Lease for DeviceMemory {
         self.start()
     }
 
-    fn set_sliced(&self, _is_sliced: bool) {}
-
     fn device(&self) -> Option<&Arc<Device>> {
         Some(DeviceMemory::device(self))
     }
@@ -101,8 +99,6 @@ impl Lease for PinnedMemory {
     fn address(&self) -> NonNull<u8> {
         self.start()
     }
-
-    fn set_sliced(&self, _is_sliced: bool) {}
 }
 
 // SAFETY: a buffer is plain memory that only its owner reads and writes.

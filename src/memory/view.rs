@@ -18,11 +18,6 @@ pub struct TensorView<'a> {
     borrow: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: a view is a shared reference to memory of `Send + Sync` elements.
-unsafe impl Send for TensorView<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for TensorView<'_> {}
-
 /// A borrowed tensor to write: from a slice, an array, a `Vec`, a scalar or a [`Buffer`]; with the
 /// feature `ndarray`, from a contiguous array or view of that crate.
 pub struct TensorViewMut<'a> {
@@ -32,10 +27,71 @@ pub struct TensorViewMut<'a> {
     borrow: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a view is a mutable reference to memory of `Send + Sync` elements.
-unsafe impl Send for TensorViewMut<'_> {}
-// SAFETY: as above; a shared reference to it gives no way to write.
-unsafe impl Sync for TensorViewMut<'_> {}
+/// What both kinds of views have. They differ by `mut`.
+macro_rules! view {
+    ($view:ident, $of_scalar:path $(, $mut:tt)?) => {
+        // SAFETY: a view is a reference to memory of `Send + Sync` elements.
+        unsafe impl Send for $view<'_> {}
+        // SAFETY: as above; a shared reference to a view gives no way to write.
+        unsafe impl Sync for $view<'_> {}
+
+        impl $view<'_> {
+            /// The view as a tensor of a shape with as many elements.
+            #[cfg(feature = "ndarray")]
+            pub(super) fn with_shape(mut self, shape: Shape) -> Self {
+                self.raw.shape = Some(shape);
+                self
+            }
+
+            /// The type of the elements.
+            pub fn data_type(&self) -> DataType {
+                self.raw.data_type
+            }
+
+            /// The number of elements.
+            pub fn element_count(&self) -> usize {
+                self.raw.element_count()
+            }
+
+            /// The shape; a view of a slice has none.
+            pub fn shape(&self) -> Option<Shape> {
+                self.raw.shape
+            }
+
+            /// The memory that the tensor is in.
+            pub fn space(&self) -> MemorySpace {
+                self.raw.space
+            }
+        }
+
+        impl<'a, T: Element> From<&'a $($mut)? T> for $view<'a> {
+            fn from(scalar: &'a $($mut)? T) -> Self {
+                Self::from($of_scalar(scalar))
+            }
+        }
+
+        impl<'a, T: Element, const N: usize> From<&'a $($mut)? [T; N]> for $view<'a> {
+            fn from(array: &'a $($mut)? [T; N]) -> Self {
+                Self::from(&$($mut)? array[..])
+            }
+        }
+
+        impl<'a, T: Element> From<&'a $($mut)? Vec<T>> for $view<'a> {
+            fn from(vec: &'a $($mut)? Vec<T>) -> Self {
+                Self::from(&$($mut)? vec[..])
+            }
+        }
+
+        impl fmt::Debug for $view<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({:?})", stringify!($view), self.raw)
+            }
+        }
+    };
+}
+
+view!(TensorView, slice::from_ref);
+view!(TensorViewMut, slice::from_mut, mut);
 
 impl<'a> TensorView<'a> {
     /// # Safety
@@ -48,33 +104,6 @@ impl<'a> TensorView<'a> {
 
     pub(crate) fn raw(&self) -> &RawTensor {
         &self.raw
-    }
-
-    /// The view as a tensor of a shape with as many elements.
-    #[cfg(feature = "ndarray")]
-    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
-        self.raw.shape = Some(shape);
-        self
-    }
-
-    /// The type of the elements.
-    pub fn data_type(&self) -> DataType {
-        self.raw.data_type
-    }
-
-    /// The number of elements.
-    pub fn element_count(&self) -> usize {
-        self.raw.element_count()
-    }
-
-    /// The shape; a view of a slice has none.
-    pub fn shape(&self) -> Option<Shape> {
-        self.raw.shape
-    }
-
-    /// The memory that the tensor is in.
-    pub fn space(&self) -> MemorySpace {
-        self.raw.space
     }
 
     /// The address of the first byte, in the memory that [`space`](Self::space) names.
@@ -107,33 +136,6 @@ impl<'a> TensorViewMut<'a> {
         &self.raw
     }
 
-    /// The view as a tensor of a shape with as many elements.
-    #[cfg(feature = "ndarray")]
-    pub(super) fn with_shape(mut self, shape: Shape) -> Self {
-        self.raw.shape = Some(shape);
-        self
-    }
-
-    /// The type of the elements.
-    pub fn data_type(&self) -> DataType {
-        self.raw.data_type
-    }
-
-    /// The number of elements.
-    pub fn element_count(&self) -> usize {
-        self.raw.element_count()
-    }
-
-    /// The shape; a view of a slice has none.
-    pub fn shape(&self) -> Option<Shape> {
-        self.raw.shape
-    }
-
-    /// The memory that the tensor is in.
-    pub fn space(&self) -> MemorySpace {
-        self.raw.space
-    }
-
     /// The address of the first byte, in the memory that [`space`](Self::space) names.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.raw.address
@@ -157,7 +159,7 @@ impl<'a> TensorViewMut<'a> {
 
 impl<'a, T: Element> From<&'a [T]> for TensorView<'a> {
     fn from(slice: &'a [T]) -> Self {
-        TensorView { raw: RawTensor::of_slice(slice.as_ptr(), slice.len()), borrow: PhantomData }
+        TensorView { raw: RawTensor::of_slice(slice.as_ptr().cast_mut(), slice.len()), borrow: PhantomData }
     }
 }
 
@@ -167,67 +169,16 @@ impl<'a, T: Element> From<&'a mut [T]> for TensorViewMut<'a> {
     }
 }
 
-impl<'a, T: Element> From<&'a T> for TensorView<'a> {
-    fn from(scalar: &'a T) -> Self {
-        slice::from_ref(scalar).into()
-    }
-}
-
-impl<'a, T: Element> From<&'a mut T> for TensorViewMut<'a> {
-    fn from(scalar: &'a mut T) -> Self {
-        slice::from_mut(scalar).into()
-    }
-}
-
-impl<'a, T: Element, const N: usize> From<&'a [T; N]> for TensorView<'a> {
-    fn from(array: &'a [T; N]) -> Self {
-        array.as_slice().into()
-    }
-}
-
-impl<'a, T: Element, const N: usize> From<&'a mut [T; N]> for TensorViewMut<'a> {
-    fn from(array: &'a mut [T; N]) -> Self {
-        array.as_mut_slice().into()
-    }
-}
-
-impl<'a, T: Element> From<&'a Vec<T>> for TensorView<'a> {
-    fn from(vec: &'a Vec<T>) -> Self {
-        vec.as_slice().into()
-    }
-}
-
-impl<'a, T: Element> From<&'a mut Vec<T>> for TensorViewMut<'a> {
-    fn from(vec: &'a mut Vec<T>) -> Self {
-        vec.as_mut_slice().into()
-    }
-}
-
 impl<'a> From<&'a Buffer> for TensorView<'a> {
     fn from(buffer: &'a Buffer) -> Self {
-        let raw = RawTensor {
-            data_type: buffer.data_type(),
-            address: buffer.as_ptr().cast_mut(),
-            space: buffer.space(),
-            generation: buffer.generation(),
-            byte_len: buffer.byte_len(),
-            shape: Some(buffer.shape()),
-        };
-        TensorView { raw, borrow: PhantomData }
+        TensorView { raw: RawTensor::of_buffer(buffer, buffer.as_ptr().cast_mut()), borrow: PhantomData }
     }
 }
 
 impl<'a> From<&'a mut Buffer> for TensorViewMut<'a> {
     fn from(buffer: &'a mut Buffer) -> Self {
-        let raw = RawTensor {
-            data_type: buffer.data_type(),
-            address: buffer.as_mut_ptr(),
-            space: buffer.space(),
-            generation: buffer.generation(),
-            byte_len: buffer.byte_len(),
-            shape: Some(buffer.shape()),
-        };
-        TensorViewMut { raw, lease: buffer.lease(), borrow: PhantomData }
+        let address = buffer.as_mut_ptr();
+        TensorViewMut { raw: RawTensor::of_buffer(buffer, address), lease: buffer.lease(), borrow: PhantomData }
     }
 }
 
@@ -246,14 +197,18 @@ pub(crate) struct RawTensor {
 }
 
 impl RawTensor {
-    fn of_slice<T: Element>(address: *const T, element_count: usize) -> Self {
+    fn of_slice<T: Element>(address: *mut T, element_count: usize) -> Self {
+        Self::flat(MemorySpace::Host, address.cast(), T::DATA_TYPE, element_count)
+    }
+
+    fn of_buffer(buffer: &Buffer, address: *mut u8) -> Self {
         RawTensor {
-            data_type: T::DATA_TYPE,
-            address: address.cast_mut().cast(),
-            space: MemorySpace::Host,
-            generation: 0,
-            byte_len: element_count * size_of::<T>(),
-            shape: None,
+            data_type: buffer.data_type(),
+            address,
+            space: buffer.space(),
+            generation: buffer.generation(),
+            byte_len: buffer.byte_len(),
+            shape: Some(buffer.shape()),
         }
     }
 
@@ -303,17 +258,5 @@ impl fmt::Debug for RawTensor {
             MemorySpace::Host => Ok(()),
             space => write!(f, " in {space}"),
         }
-    }
-}
-
-impl fmt::Debug for TensorView<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TensorView({:?})", self.raw)
-    }
-}
-
-impl fmt::Debug for TensorViewMut<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TensorViewMut({:?})", self.raw)
     }
 }

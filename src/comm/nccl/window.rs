@@ -294,8 +294,6 @@ impl Lease for SymmetricMemory {
         self.address
     }
 
-    fn set_sliced(&self, _is_sliced: bool) {}
-
     fn device(&self) -> Option<&Arc<Device>> {
         Some(&self.handle.device)
     }
