@@ -11,7 +11,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::util::callback::Callback;
 use crate::util::log;
 
@@ -165,26 +165,10 @@ impl Drop for Mask {
     }
 }
 
-/// An error of [`check`] on its way through an [`io::Error`].
-#[derive(Debug)]
-struct Carried(Error);
-
-impl fmt::Display for Carried {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for Carried {}
-
-/// The error of [`check`] for functions whose errors are those of the system; see [`of_io`].
-pub(crate) fn to_io(interrupted: Error) -> io::Error {
-    io::Error::other(Carried(interrupted))
-}
-
-/// The error of [`check`], if [`to_io`] has put it into this one.
+/// The error of [`check`], if it is inside this one.
 pub(crate) fn of_io(error: &io::Error) -> Option<Error> {
-    error.get_ref()?.downcast_ref::<Carried>().map(|Carried(error)| error.clone())
+    let error: Option<&Error> = error.get_ref()?.downcast_ref();
+    error.filter(|error| error.kind() == ErrorKind::Interrupted).cloned()
 }
 
 /// The error of a wait that the hook has ended. `meanwhile` says what had not happened yet: `while

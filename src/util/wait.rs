@@ -64,7 +64,7 @@ impl From<Stopped> for io::Error {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Late => io::Error::new(io::ErrorKind::TimedOut, "nothing came before the deadline"),
-            Stopped::Interrupted(interrupted) => interrupt::to_io(interrupted),
+            Stopped::Interrupted(interrupted) => io::Error::other(interrupted),
         }
     }
 }
