@@ -19,7 +19,7 @@ use std::time::Duration;
 pub use crate::comm::most_processes;
 use crate::comm::{self, nccl_library};
 use crate::cuda::helper;
-use crate::cuda::{self, Device};
+use crate::cuda::{self, Device, Kernel};
 use crate::error::Result;
 use crate::util::deadline_after;
 pub use crate::util::free_memory::{available_memory, memory_limit};
@@ -84,7 +84,8 @@ impl GpuInfo {
     /// There is no NVRTC, or the kernel cannot be compiled or loaded in this time.
     pub fn check_kernels(&self, timeout: Duration) -> Result<()> {
         let ordinal = self.ordinal;
-        bounded("compiling a kernel", timeout, move || Device::open(ordinal)?.check_kernels())
+        // The shortest one.
+        bounded("compiling a kernel", timeout, move || Device::open(ordinal)?.prepare([Kernel::NormalizeBool]))
     }
 }
 

@@ -7,14 +7,13 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::capture_mode::Relaxed;
 use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::helper;
 use super::kernels::Kernels;
 use super::point::StreamState;
-use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute};
-use super::{CudaStream, KEEP_TIMEOUT, Kernel, Transfer};
+use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUstreamCaptureMode};
+use super::{CudaStream, KEEP_TIMEOUT, Transfer};
 use crate::error::{Error, Result, bail};
 use crate::util::fork::ProcessGuard;
 use crate::util::wait::Wait;
@@ -176,12 +175,6 @@ impl Device {
         copy(stream, transfer)
     }
 
-    /// Compiles the shortest kernel, to see whether kernels can be compiled for this GPU and
-    /// loaded.
-    pub(crate) fn check_kernels(&self) -> Result<()> {
-        self.prepare([Kernel::NormalizeBool])
-    }
-
     /// Whether this is the process that opened the GPU. CUDA does not work in a child that was
     /// forked.
     pub(crate) fn is_here(&self) -> bool {
@@ -328,6 +321,27 @@ impl Drop for Current {
             let _ = unsafe { sys::cuCtxSetCurrent(before) };
         }
         ENTERED.set(self.outer);
+    }
+}
+
+/// Allows this thread what a capture in GLOBAL mode, which is PyTorch's default, forbids to all
+/// threads of the process: to query events, to allocate and to free memory, to load kernels. In any
+/// other mode of the thread such a call is an error and invalidates that capture.
+pub(super) struct Relaxed(CUstreamCaptureMode);
+
+impl Relaxed {
+    pub(super) fn begin() -> Result<Self> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges the thread's mode with the variable's.
+        check("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
+        Ok(Relaxed(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: restores the mode that `begin` has replaced.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
     }
 }
 

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::capture_mode::Relaxed;
+use super::device::Relaxed;
 use super::driver::{check, is_not_ready};
 use super::helper::warning;
-use super::sys::{self, CUevent, CUevent_flags, CUstream};
+use super::sys::{self, CUevent, CUstream};
 use super::{Device, gpu_wait};
 use crate::error::Result;
 use crate::util::lock;
@@ -36,9 +36,8 @@ unsafe impl Sync for RawEvent {}
 impl RawEvent {
     fn new(device: &Arc<Device>) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: writes one pointer; the device is current.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, sys::CU_EVENT_DISABLE_TIMING) })?;
         Ok(RawEvent { device: Arc::clone(device), handle })
     }
 }

@@ -1,11 +1,10 @@
 //! The plan of a gathering on a GPU: joins elements, and finds matrices to transpose.
 
-use super::Kernel;
 use crate::layout::Layout;
 use crate::shape::MAX_DIMS;
 
 /// The longest element that is transposed in tiles. A longer one fills a memory transaction alone.
-const MAX_TILED_BYTES: usize = 8;
+pub(super) const MAX_TILED_BYTES: usize = 8;
 
 /// The bytes of a word, in which bytes are moved where shape and addresses allow it.
 const WORD: u64 = 4;
@@ -60,16 +59,6 @@ impl Gathering {
             _ => None,
         };
         matrix.filter(|_| self.element_bytes <= MAX_TILED_BYTES)
-    }
-
-    /// The kernels that elements of `element_bytes` may need, for all layouts.
-    pub(super) fn kernels(element_bytes: usize) -> impl Iterator<Item = Kernel> {
-        let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
-        let all = widths.flat_map(|width| {
-            let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
-            std::iter::once(Kernel::Transpose(width)).chain(tiled)
-        });
-        all.chain((element_bytes == 1).then_some(Kernel::TransposeWords))
     }
 }
 

@@ -5,10 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::driver::check;
-use super::sys::{
-    self, CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject_flags,
-    CUuserObjectRetain_flags,
-};
+use super::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureStatus};
 use super::{CudaStream, Device};
 use crate::error::{Result, bail};
 
@@ -108,13 +105,13 @@ impl CapturedGraph {
             drop(unsafe { Arc::from_raw(reference.cast_const().cast::<()>()) });
         }
         let mut object = ptr::null_mut();
-        let flags = CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
+        let flags = sys::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
         let reference = Arc::into_raw(reference).cast_mut().cast();
         // SAFETY: writes one pointer; `release` takes the reference.
         check("cuUserObjectCreate", unsafe { sys::cuUserObjectCreate(&mut object, reference, release, 1, flags) })?;
-        let flags = CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
         // SAFETY: the capture goes on, so the graph exists; the object is this thread's.
-        check("cuGraphRetainUserObject", unsafe { sys::cuGraphRetainUserObject(self.raw, object, 1, flags) })
+        let result = unsafe { sys::cuGraphRetainUserObject(self.raw, object, 1, sys::CU_GRAPH_USER_OBJECT_MOVE) };
+        check("cuGraphRetainUserObject", result)
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use super::driver::check;
-use super::gather::Gathering;
+use super::gather::{Gathering, MAX_TILED_BYTES};
 use super::sys::{self, CUdeviceptr, CUfunction, CUmodule};
 use super::{CudaStream, Device, nvrtc};
 use crate::collective::ReduceOperation;
@@ -61,17 +61,17 @@ impl Kernel {
 
     /// The kernels that gather elements of `element_bytes`, in all layouts.
     pub(crate) fn of_gather(element_bytes: usize) -> impl Iterator<Item = Self> {
-        Gathering::kernels(element_bytes)
+        let widths = [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes);
+        let all = widths.flat_map(|width| {
+            let tiled = (width <= MAX_TILED_BYTES).then_some(Kernel::TransposeTiled(width));
+            std::iter::once(Kernel::Transpose(width)).chain(tiled)
+        });
+        all.chain((element_bytes == 1).then_some(Kernel::TransposeWords))
     }
 
     /// The kernels that copy rows of elements of `element_bytes`, at all addresses.
     pub(crate) fn of_copy_rows(element_bytes: usize) -> impl Iterator<Item = Self> {
         [1, 2, 4, 8, 16].into_iter().filter(move |width| *width >= element_bytes).map(Kernel::CopyRows)
-    }
-
-    /// The kernel of an element-wise operation.
-    pub(crate) fn of_element_wise(operation: ElementWiseOperation, data_type: DataType) -> Option<Self> {
-        Some(Kernel::ElementWise(data_type, operation))
     }
 
     /// The name of the function, and the line of source that defines it.
@@ -452,7 +452,7 @@ mod tests {
             .chain(reductions.map(|(data_type, reduce_op)| Kernel::Reduce(data_type, reduce_op)))
             .chain(Kernel::of_gather(1))
             .chain(Kernel::of_copy_rows(1))
-            .chain(operations.filter_map(|(data_type, operation)| Kernel::of_element_wise(operation, data_type)))
+            .chain(operations.map(|(data_type, operation)| Kernel::ElementWise(data_type, operation)))
             .map(|kernel| kernel.to_string())
             .collect();
         let listed: BTreeSet<String> = KERNELS.iter().map(|(entry, ..)| (*entry).to_owned()).collect();

@@ -5,12 +5,11 @@
 //! Drops do not wait: a thread of the device releases what was dropped (`deferred_release`).
 //!
 //! Other code of the process may capture streams at any time. So the library's own threads call the
-//! driver in RELAXED mode (`capture_mode`), and no thread waits for a whole context: it waits for
+//! driver in RELAXED mode (`Relaxed`), and no thread waits for a whole context: it waits for
 //! events, of the library's streams that are not being captured (`point`).
 
 use std::time::Duration;
 
-mod capture_mode;
 mod deferred_release;
 mod device;
 mod driver;

@@ -22,7 +22,7 @@ const REACH_TIME: Duration = Duration::from_secs(1);
 
 /// What is known of a stream's work. The device has it too, since memory is freed after the work of
 /// all streams.
-pub(super) struct StreamState {
+pub(crate) struct StreamState {
     device: Arc<Device>,
     raw: CUstream,
     /// How many pieces of work were enqueued.
@@ -83,7 +83,7 @@ impl StreamState {
         }
     }
 
-    pub(super) fn device(&self) -> &Arc<Device> {
+    pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
@@ -93,13 +93,13 @@ impl StreamState {
 
     /// Says that work follows which may take until `deadline`. An event that another thread records
     /// meanwhile may cover a part of it.
-    pub(super) fn expect(&self, deadline: Instant) {
+    pub(crate) fn expect(&self, deadline: Instant) {
         let mut marks = lock(&self.marks);
         marks.deadline = marks.deadline.max(Some(deadline));
     }
 
     /// The end of the work that the caller has just enqueued.
-    pub(super) fn point(self: &Arc<Self>) -> Point {
+    pub(crate) fn point(self: &Arc<Self>) -> Point {
         let number = self.enqueued.fetch_add(1, Ordering::Release) + 1;
         Point { state: Arc::clone(self), number, mark: OnceLock::new() }
     }
@@ -216,7 +216,7 @@ impl StreamState {
     }
 
     /// Keeps a value that enqueued work uses, until the end of the work.
-    pub(super) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
+    pub(crate) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
         lock(&self.kept).values.push((until, value));
     }
 
@@ -225,8 +225,8 @@ impl StreamState {
         std::mem::take(&mut lock(&self.kept).values)
     }
 
-    /// Drops kept values whose work is done, if there are many values.
-    pub(super) fn sweep_if_many(&self) {
+    /// [`sweep`](Self::sweep) now and then, so that it costs an enqueueing call little.
+    pub(crate) fn sweep_if_many(&self) {
         let kept = lock(&self.kept);
         if kept.values.len() >= kept.sweep_at {
             drop(kept);
@@ -235,7 +235,7 @@ impl StreamState {
     }
 
     /// Drops kept values whose work is done.
-    pub(super) fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         let mut done = Vec::new();
         let mut kept = lock(&self.kept);
         // Work that was enqueued before one question has one event.

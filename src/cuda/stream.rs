@@ -1,25 +1,24 @@
 //! CUDA streams.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Device;
 use super::device::Visit;
 use super::driver::check;
-use super::event::Event;
 use super::graph::CapturedGraph;
 use super::memory::new_generation;
 use super::point::{Point, StreamState};
-use super::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
+use super::sys::{self, CUstream, CUstreamCaptureStatus};
 use crate::error::{Result, bail};
 
 /// How long aborted work may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A CUDA stream, borrowed from the caller or made by the library.
+/// A CUDA stream, borrowed from the caller or made by the library, and what is known of its work.
 pub(crate) struct CudaStream {
     state: Arc<StreamState>,
     is_own: bool,
@@ -32,9 +31,8 @@ impl CudaStream {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Self> {
         let _current = device.enter()?;
         let mut raw = std::ptr::null_mut();
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one pointer.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, sys::CU_STREAM_NON_BLOCKING) })?;
         Ok(Self::with(device, raw, true))
     }
 
@@ -74,17 +72,9 @@ impl CudaStream {
         self.id
     }
 
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        self.state.device()
-    }
-
     /// The handle, for other libraries.
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.raw().cast()
-    }
-
-    pub(super) fn raw(&self) -> CUstream {
-        self.state.raw()
     }
 
     /// Makes the stream's GPU current, and asks once whether the stream is being captured. Until
@@ -117,21 +107,6 @@ impl CudaStream {
         self.is_capturing()?.then(|| CapturedGraph::of(self)).transpose()
     }
 
-    /// Says that the caller enqueues work now which may take until `deadline`.
-    pub(crate) fn expect(&self, deadline: Instant) {
-        self.state.expect(deadline);
-    }
-
-    /// The end of the work that the caller has just enqueued.
-    pub(crate) fn point(&self) -> Point {
-        self.state.point()
-    }
-
-    /// An event after everything that was enqueued so far.
-    pub(super) fn record(&self) -> Result<Event> {
-        self.state.record()
-    }
-
     /// Makes everything that is enqueued from now on wait for work of another stream.
     pub(crate) fn wait_for(&self, point: &Point) -> Result<()> {
         let Some(event) = point.event()? else {
@@ -158,20 +133,13 @@ impl CudaStream {
             crate::util::log::event!(WARN, "work on the GPU goes on after its communicator was aborted: {error}");
         }
     }
+}
 
-    /// Keeps a value that enqueued work uses, until the end of the work.
-    pub(crate) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
-        self.state.keep(until, value);
-    }
+impl Deref for CudaStream {
+    type Target = Arc<StreamState>;
 
-    /// Drops kept values whose work is done.
-    pub(crate) fn sweep(&self) {
-        self.state.sweep();
-    }
-
-    /// [`sweep`](Self::sweep) now and then, so that it costs an enqueueing call little.
-    pub(crate) fn sweep_if_many(&self) {
-        self.state.sweep_if_many();
+    fn deref(&self) -> &Self::Target {
+        &self.state
     }
 }
 

@@ -50,25 +50,10 @@ pub(super) enum CUdevice_attribute {
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 }
 
-#[repr(C)]
-pub(super) enum CUevent_flags {
-    CU_EVENT_DISABLE_TIMING = 2,
-}
-
-#[repr(C)]
-pub(super) enum CUstream_flags {
-    CU_STREAM_NON_BLOCKING = 1,
-}
-
-#[repr(C)]
-pub(super) enum CUuserObject_flags {
-    CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
-}
-
-#[repr(C)]
-pub(super) enum CUuserObjectRetain_flags {
-    CU_GRAPH_USER_OBJECT_MOVE = 1,
-}
+pub(super) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+pub(super) const CU_STREAM_NON_BLOCKING: c_uint = 1;
+pub(super) const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
+pub(super) const CU_GRAPH_USER_OBJECT_MOVE: c_uint = 1;
 
 /// `cuThreadExchangeStreamCaptureMode` writes one, so any number is allowed.
 #[derive(Clone, Copy)]

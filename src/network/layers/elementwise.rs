@@ -52,7 +52,7 @@ impl LayerOp for ElementWiseLayer {
     }
 
     fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
-        Ok(Kernel::of_element_wise(self.operation, inputs[0]).into_iter().collect())
+        Ok(vec![Kernel::ElementWise(inputs[0], self.operation)])
     }
 
     fn attributes(&self) -> Attributes {
