@@ -116,7 +116,7 @@ impl NcclInfo {
     pub fn load() -> Result<Self> {
         let library = nccl_library()?;
         Ok(NcclInfo {
-            version: library.version.to_string(),
+            version: library.version_text(),
             file: library.name,
             has_all_to_all: library.has_all_to_all(),
             has_windows: library.has_windows(),

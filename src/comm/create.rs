@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
-use crate::cuda::Device;
+use crate::cuda::{Device, nvrtc_version};
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
@@ -109,7 +109,8 @@ impl CommunicatorBuilder {
         let is_nccl = match self.backend.unwrap_or(BackendKind::Host) {
             BackendKind::Host => false,
             BackendKind::Nccl => true,
-            BackendKind::Auto => nccl::check_all(world_size).is_ok(),
+            // Some layers and types need kernels, which NVRTC compiles.
+            BackendKind::Auto => nvrtc_version().and_then(|_| nccl::check_gpus(world_size)).is_ok(),
         };
         if is_nccl {
             let backends = nccl::in_process(world_size, || host_ranks(world_size), deadline_after(timeout))?;

@@ -12,7 +12,7 @@ use super::library::library;
 use super::route::Features;
 use super::{NcclBackend, STAND_IN_BYTES};
 use crate::collective::Purpose;
-use crate::cuda::{CudaStream, Device, DeviceMemory, device_count, nvrtc_version};
+use crate::cuda::{CudaStream, Device, DeviceMemory, device_count};
 use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::util::interrupt;
@@ -21,9 +21,7 @@ use crate::util::wait::Wait;
 
 /// Whether several ranks may share one GPU: from NCCL 2.30 on, if the environment asks for it.
 pub(crate) fn can_share_gpus() -> Result<bool> {
-    let version = library()?.version;
-    Ok((version.major, version.minor) >= (2, 30)
-        && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
+    Ok(library()?.version >= (2, 30, 0) && std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1"))
 }
 
 /// Checks that there are NCCL and GPUs for this many ranks of one process. Returns the number of
@@ -39,12 +37,6 @@ pub(crate) fn check_gpus(world_size: u32) -> Result<u32> {
         );
     }
     Ok(gpus)
-}
-
-/// [`check_gpus`], and that kernels can be compiled, which some layers and types need.
-pub(crate) fn check_all(world_size: u32) -> Result<u32> {
-    nvrtc_version()?;
-    check_gpus(world_size)
 }
 
 /// A communicator whose ranks are threads of this process. Rank `r` has GPU `r`, modulo the number
@@ -135,7 +127,7 @@ impl NcclBackend {
         let control = control.map(Control::new);
         let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::INITIALIZE, deadline)?;
-        backend.features = all.into_iter().map(Features::from_words).fold(features, Features::common);
+        backend.features = Features::common(&all);
         Ok(backend)
     }
 

@@ -79,41 +79,31 @@ impl NcclDomain {
     }
 
     pub(super) fn add(self: &Arc<Self>, handle: &Arc<NcclHandle>) {
-        let mut handles = lock(&self.handles);
-        handles.retain(|handle| handle.strong_count() > 0);
-        if handle.is_blocking && handles.is_empty() {
+        let is_first = push(&self.handles, handle) == 1;
+        if handle.is_blocking && is_first {
             let domain = Arc::downgrade(self);
             let added = WATCHDOG.add(move || domain.upgrade().inspect(|domain| domain.watch()).is_some());
             if let Err(error) = added {
                 crate::util::log::event!(WARN, "no thread to look after calls of NCCL: {error}");
             }
         }
-        handles.push(Arc::downgrade(handle));
     }
 
     /// Has the watchdog look whether a peer captures a run that this rank is stuck in.
     pub(super) fn add_control(&self, control: &Arc<Control>) {
-        let mut controls = lock(&self.controls);
-        controls.retain(|control| control.strong_count() > 0);
-        controls.push(Arc::downgrade(control));
-    }
-
-    fn check_controls(&self) -> Result<()> {
-        living(&self.controls).try_for_each(|control| control.check())
+        push(&self.controls, control);
     }
 
     /// Has a graph destroyed before the communicators are.
     pub(super) fn track_graph(&self, graph: &SharedGraph) {
-        let mut graphs = lock(&self.graphs);
-        graphs.retain(|graph| graph.strong_count() > 0);
-        graphs.push(Arc::downgrade(graph));
+        push(&self.graphs, graph);
     }
 
     /// Ends all communicators because of this error or an earlier one, and waits, for a bounded
     /// time, until they are aborted. A thread that records work into a graph does not wait: NCCL
     /// frees no communicator of which a capture has recorded a call.
     pub(super) fn end(&self, error: Error) {
-        let handles = self.begin_end(error);
+        let handles = self.abandon(error);
         if Visit::is_recording() {
             return;
         }
@@ -123,14 +113,10 @@ impl NcclDomain {
 
     /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators,
     /// and stay behind if an abort hangs. Memory that a communicator may still use is freed by the
-    /// device's thread for deferred release, which waits for the GPU first.
-    pub(super) fn abandon(&self, error: Error) {
-        self.begin_end(error);
-    }
-
-    /// Ends the domain on the other ranks and on this one. Returns the communicators, whose aborts
-    /// have begun. (Together: one may wait for what another communicator still does on the GPU.)
-    fn begin_end(&self, error: Error) -> Vec<Arc<NcclHandle>> {
+    /// device's thread for deferred release, which waits for the GPU first. Returns the
+    /// communicators, whose aborts have begun. (Together: one may wait for what another
+    /// communicator still does on the GPU.)
+    pub(super) fn abandon(&self, error: Error) -> Vec<Arc<NcclHandle>> {
         if let Some(control) = &self.control {
             control.abort(error.kind(), &error.to_string());
         }
@@ -140,7 +126,7 @@ impl NcclDomain {
         }
         // Before the graphs: a thread that is stuck in the launch of one may hold the driver's
         // lock.
-        let handles = self.handles();
+        let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
         handles.iter().for_each(|handle| handle.begin_abort());
         for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
             // A graph that is being launched is destroyed with its context.
@@ -151,16 +137,13 @@ impl NcclDomain {
         handles
     }
 
-    fn handles(&self) -> Vec<Arc<NcclHandle>> {
-        lock(&self.handles).iter().filter_map(Weak::upgrade).collect()
-    }
-
     /// For the watchdog: if a thread stays too long inside one of the communicators, or a peer has
     /// failed meanwhile, has it come out. The call then fails, which ends the domain. If the thread
     /// does not come out, ends the domain here.
     fn watch(&self) {
+        let alive = || self.check().and_then(|()| living(&self.controls).try_for_each(|control| control.check()));
         for handle in living(&self.handles) {
-            let Some((error, since)) = handle.throw_out(|| self.check().and_then(|()| self.check_controls())) else {
+            let Some((error, since)) = handle.throw_out(alive) else {
                 continue;
             };
             if since.elapsed() >= COME_OUT_TIMEOUT {
@@ -168,6 +151,14 @@ impl NcclDomain {
             }
         }
     }
+}
+
+/// Adds to a list, takes out what is gone, and says how many are there.
+fn push<T>(list: &Mutex<Vec<Weak<T>>>, value: &Arc<T>) -> usize {
+    let mut list = lock(list);
+    list.retain(|value| value.strong_count() > 0);
+    list.push(Arc::downgrade(value));
+    list.len()
 }
 
 /// Those of a list that are there, without a lock between them and without an allocation. If the

@@ -1,7 +1,6 @@
 //! The NCCL library, loaded when it is first used. Every symbol may be absent.
 
 use std::ffi::CStr;
-use std::fmt;
 use std::os::raw::c_char;
 use std::sync::OnceLock;
 
@@ -18,48 +17,21 @@ use crate::error::{Error, ErrorKind, Result, bail, error};
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// The oldest version that TensorRT takes.
-const OLDEST: Version = Version { major: 2, minor: 19, patch: 0 };
+const OLDEST: NcclVersion = (2, 19, 0);
 
 /// The oldest version that brings a thread out of a call on a communicator that blocks:
 /// ncclCommAbort in a group only sets flags, and every wait for other ranks or for the GPU ends by
 /// them. (Until 2.21 ncclCommAbort frees at once. Until 2.26 a wait for room among what was
 /// enqueued, waitWorkFifoAvailable in `enqueue.cc`, does not end.)
-const OLDEST_THAT_MAY_BLOCK: Version = Version { major: 2, minor: 27, patch: 3 };
+const OLDEST_THAT_MAY_BLOCK: NcclVersion = (2, 27, 3);
 
-/// A version of NCCL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
-    pub(crate) major: i32,
-    pub(crate) minor: i32,
-    pub(crate) patch: i32,
-}
-
-impl Version {
-    pub(crate) const fn new(major: i32, minor: i32, patch: i32) -> Self {
-        Version { major, minor, patch }
-    }
-
-    /// From NCCL's number: 23007 is 2.30.7. Versions up to 2.8 wrote it with one digit less; they
-    /// are too old anyway.
-    const fn from_code(code: i32) -> Self {
-        Version { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }
-    }
-
-    const fn code(self) -> i32 {
-        self.major * 10_000 + self.minor * 100 + self.patch
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
-    }
-}
+/// Major, minor and patch of a version of NCCL.
+pub(crate) type NcclVersion = (i32, i32, i32);
 
 /// NCCL as it was loaded.
 pub(crate) struct Library {
     pub(crate) name: &'static str,
-    pub(crate) version: Version,
+    pub(crate) version: NcclVersion,
     /// The functions that it lacks.
     lacking: Vec<&'static str>,
 }
@@ -84,11 +56,17 @@ impl Library {
         let mut code = 0;
         // SAFETY: writes one number.
         library.check("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut code) })?;
-        library.version = Version::from_code(code);
+        // 23007 is 2.30.7. Versions up to 2.8 wrote it with one digit less; they are too old anyway.
+        library.version = (code / 10_000, code / 100 % 100, code % 100);
         if library.version < OLDEST {
-            bail!(Unsupported, "{name} is NCCL {}; {OLDEST} or newer is needed", library.version);
+            bail!(Unsupported, "{name} is NCCL {}; {} or newer is needed", library.version_text(), dotted(OLDEST));
         }
         Ok(library)
+    }
+
+    /// The version as text: `2.30.7`.
+    pub(crate) fn version_text(&self) -> String {
+        dotted(self.version)
     }
 
     fn has(&self, functions: &[&str]) -> bool {
@@ -126,7 +104,12 @@ impl Library {
     /// The error for a result, with NCCL's last message as a hint.
     pub(super) fn error(&self, what: &str, result: ncclResult_t, communicator: ncclComm_t) -> Error {
         if result == ncclResult_t::UNLOADED {
-            return error!(Unsupported, "{what}: {} (NCCL {}) lacks a function for that", self.name, self.version);
+            return error!(
+                Unsupported,
+                "{what}: {} (NCCL {}) lacks a function for that",
+                self.name,
+                self.version_text()
+            );
         }
         let text = |pointer: *const c_char| match pointer.is_null() {
             true => String::new(),
@@ -158,7 +141,7 @@ impl Library {
         ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
             magic: NCCL_API_MAGIC,
-            version: OLDEST.code() as u32,
+            version: (OLDEST.0 * 10_000 + OLDEST.1 * 100 + OLDEST.2) as u32,
             blocking: i32::from(self.can_block()),
             cgaClusterSize: undefined,
             minCTAs: undefined,
@@ -168,6 +151,10 @@ impl Library {
             trafficClass: undefined,
         }
     }
+}
+
+fn dotted((major, minor, patch): NcclVersion) -> String {
+    format!("{major}.{minor}.{patch}")
 }
 
 impl From<&NcclId> for ncclUniqueId {

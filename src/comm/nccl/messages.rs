@@ -46,16 +46,30 @@ impl NcclBackend {
         // keeps other calls from it.
         unsafe {
             if is_staged {
-                on_gpu.address.pointer = state.staging.input(device, byte_len)?;
+                on_gpu.address.pointer = state.staging.input.at_least(byte_len, device)?;
             }
             if is_staged && is_send {
                 let from = message.address.pointer;
-                state.transfer(device)?.upload(from, on_gpu.address.pointer, byte_len, stream, deadline, alive)?;
+                state.staging.transfer(device)?.upload(
+                    from,
+                    on_gpu.address.pointer,
+                    byte_len,
+                    stream,
+                    deadline,
+                    alive,
+                )?;
             }
             self.launch_messages(&[on_gpu], stream, deadline)?;
             if is_staged && !is_send {
                 let to = message.address.pointer;
-                state.transfer(device)?.download(on_gpu.address.pointer, to, byte_len, stream, deadline, alive)?;
+                state.staging.transfer(device)?.download(
+                    on_gpu.address.pointer,
+                    to,
+                    byte_len,
+                    stream,
+                    deadline,
+                    alive,
+                )?;
             }
         }
         stream.synchronize(deadline, alive)?;

@@ -22,7 +22,7 @@ mod window;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-pub(crate) use bootstrap::{borrow, can_share_gpus, check_all, check_gpus, connect, in_process};
+pub(crate) use bootstrap::{borrow, can_share_gpus, check_gpus, connect, in_process};
 use calls::Steps;
 use domain::NcclDomain;
 use handle::NcclHandle;
@@ -39,7 +39,7 @@ use super::signature::place_of;
 use super::split::SplitGroup;
 use super::{BackendKind, rank_lock};
 use crate::collective::{Call, Collective, Purpose, ReduceOperation, Side};
-use crate::cuda::{CudaStream, Device, DeviceMemory, Transfer};
+use crate::cuda::{CudaStream, Device, DeviceMemory};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer, MemorySpace};
@@ -85,18 +85,6 @@ struct RankState {
     counted: u64,
     scratch: Scratch,
     staging: Staging,
-    /// For tensors in host memory.
-    transfer: Option<Transfer>,
-}
-
-impl RankState {
-    /// Copies host tensors; made for the first one.
-    fn transfer(&mut self, device: &Arc<Device>) -> Result<&mut Transfer> {
-        match &mut self.transfer {
-            Some(transfer) => Ok(transfer),
-            none => Ok(none.insert(Transfer::new(device)?)),
-        }
-    }
 }
 
 impl NcclBackend {
@@ -215,12 +203,12 @@ impl NcclBackend {
         // keeps other calls from it.
         unsafe {
             if wanted > 0 {
-                output = state.staging.output(device, wanted)?;
+                output = state.staging.output.at_least(wanted, device)?;
             }
             if given > 0 {
-                input = state.staging.input(device, given)?;
+                input = state.staging.input.at_least(given, device)?;
                 for (from, offset, len) in parts(call.input(), request.input, given) {
-                    state.transfer(device)?.upload(from, input.add(offset), len, stream, deadline, alive)?;
+                    state.staging.transfer(device)?.upload(from, input.add(offset), len, stream, deadline, alive)?;
                 }
                 if is_read_only {
                     output = input;
@@ -244,7 +232,7 @@ impl NcclBackend {
             }
             if wanted > 0 {
                 for (to, offset, len) in parts(call.output(), request.output, wanted) {
-                    state.transfer(device)?.download(output.add(offset), to, len, stream, deadline, alive)?;
+                    state.staging.transfer(device)?.download(output.add(offset), to, len, stream, deadline, alive)?;
                 }
             }
         }
@@ -453,7 +441,7 @@ impl Backend for NcclBackend {
         match interrupt::check_may_wait() {
             Ok(()) => self.domain.end(error),
             // The interrupt hook aborts, perhaps in a wait of a thread that is inside NCCL.
-            Err(_) => self.domain.abandon(error),
+            Err(_) => drop(self.domain.abandon(error)),
         }
     }
 }

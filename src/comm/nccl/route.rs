@@ -2,7 +2,6 @@
 //! something else.
 
 use super::handle::NcclHandle;
-use super::library::Version;
 use crate::collective::{Call, Collective, ExactReduction, ReduceOperation, WireType, narrow_scratch_bytes};
 use crate::cuda::{Device, Kernel};
 use crate::data_type::DataType;
@@ -32,18 +31,8 @@ impl Features {
         Features {
             reduces_float8: reduces_float8(&handle.device),
             has_all_to_all: handle.library.has_all_to_all(),
-            has_windows: handle.library.has_windows() && handle.library.version >= Version::new(2, 28, 7),
-            has_graph_windows: handle.library.has_windows() && handle.library.version >= Version::new(2, 30, 7),
-        }
-    }
-
-    /// The features of both of two ranks.
-    pub(super) fn common(self, other: Self) -> Self {
-        Features {
-            reduces_float8: self.reduces_float8 && other.reduces_float8,
-            has_all_to_all: self.has_all_to_all && other.has_all_to_all,
-            has_windows: self.has_windows && other.has_windows,
-            has_graph_windows: self.has_graph_windows && other.has_graph_windows,
+            has_windows: handle.library.has_windows() && handle.library.version >= (2, 28, 7),
+            has_graph_windows: handle.library.has_windows() && handle.library.version >= (2, 30, 7),
         }
     }
 
@@ -52,8 +41,10 @@ impl Features {
         [reduces_float8, has_all_to_all, has_windows, has_graph_windows].map(i64::from)
     }
 
-    pub(super) fn from_words(words: [i64; 4]) -> Self {
-        let [reduces_float8, has_all_to_all, has_windows, has_graph_windows] = words.map(|word| word != 0);
+    /// The features of all of the ranks that gave these words.
+    pub(super) fn common(all: &[[i64; 4]]) -> Self {
+        let of_all = |index: usize| all.iter().all(|words| words[index] != 0);
+        let [reduces_float8, has_all_to_all, has_windows, has_graph_windows] = [0, 1, 2, 3].map(of_all);
         Features { reduces_float8, has_all_to_all, has_windows, has_graph_windows }
     }
 }
