@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::ExecutionContext;
+use super::checks::Setup;
 use super::run::{RunIo, run};
-use super::setup::Setup;
 use crate::cuda::{CudaStream, Point};
 use crate::engine::{EngineInner, IoMode};
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
@@ -21,23 +21,23 @@ use crate::util::lock;
 /// [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue) takes the bindings, and
 /// [`Work::wait`] returns them with the buffers in them.
 pub struct Bindings {
-    inner: Box<Inner>,
+    inner: Box<BindingsInner>,
 }
 
-struct Inner {
+struct BindingsInner {
     engine: Arc<EngineInner>,
     /// The buffers, in the order of the engine's inputs and outputs.
-    bound: Vec<Option<Bound>>,
+    bound: Vec<Option<BoundMemory>>,
     io: RunIo,
     /// Which checks `bound` and `io` have passed. `None` after a change of `bound`.
-    checked: Option<Checked>,
+    checked: Option<PassedChecks>,
     run: Option<PendingRun>,
     /// The place on a worker stream, kept from run to run.
     cell: Option<Arc<TaskCell<Bindings>>>,
 }
 
 /// What the checks of a run have to do with, besides what is bound.
-struct Checked {
+struct PassedChecks {
     /// Kept, so that no other setup comes to its address.
     setup: Weak<Setup>,
     is_cuda: bool,
@@ -45,14 +45,14 @@ struct Checked {
     process: ProcessGuard,
 }
 
-impl Checked {
+impl PassedChecks {
     fn is_for(&self, setup: &Arc<Setup>, is_cuda: bool) -> bool {
         let is_same_setup = ptr::eq(self.setup.as_ptr(), Arc::as_ptr(setup));
         is_same_setup && self.is_cuda == is_cuda && self.process.is_current()
     }
 }
 
-enum Bound {
+enum BoundMemory {
     Input(Arc<Buffer>),
     Output(Buffer),
     /// Memory that the caller of `bind_address` keeps valid.
@@ -80,30 +80,21 @@ impl Bindings {
     pub(super) fn new(engine: Arc<EngineInner>) -> Self {
         let bound = engine.io.iter().map(|_| None).collect();
         let io = RunIo::for_engine(&engine);
-        Bindings { inner: Box::new(Inner { engine, bound, io, checked: None, run: None, cell: None }) }
-    }
-
-    fn index(&self, name: &str, mode: IoMode) -> Result<usize> {
-        let index = self.inner.engine.io_index(name)?;
-        let found = self.inner.engine.io[index].mode;
-        if found != mode {
-            return Err(error!(
-                InvalidArgument,
-                "{name:?} is an {}",
-                if found == IoMode::Input { "input" } else { "output" }
-            ));
-        }
-        Ok(index)
+        Bindings { inner: Box::new(BindingsInner { engine, bound, io, checked: None, run: None, cell: None }) }
     }
 
     /// What a tensor is bound to, for a change.
-    fn bound_mut(&mut self, index: usize) -> &mut Option<Bound> {
+    fn bound_mut(&mut self, index: usize) -> &mut Option<BoundMemory> {
         self.inner.checked = None;
         &mut self.inner.bound[index]
     }
 
-    fn bind(&mut self, name: &str, mode: IoMode, bound: Bound) -> Result<()> {
-        let index = self.index(name, mode)?;
+    fn bind(&mut self, name: &str, mode: IoMode, bound: BoundMemory) -> Result<()> {
+        let index = self.inner.engine.io_index(name)?;
+        let found = self.inner.engine.io[index].mode;
+        if found != mode {
+            bail!(InvalidArgument, "{name:?} is an {}", found.name());
+        }
         *self.bound_mut(index) = Some(bound);
         Ok(())
     }
@@ -114,7 +105,7 @@ impl Bindings {
     ///
     /// No such input.
     pub fn bind_input(&mut self, name: &str, buffer: impl Into<Arc<Buffer>>) -> Result<()> {
-        self.bind(name, IoMode::Input, Bound::Input(buffer.into()))
+        self.bind(name, IoMode::Input, BoundMemory::Input(buffer.into()))
     }
 
     /// Binds an output. What was bound before is dropped.
@@ -123,7 +114,7 @@ impl Bindings {
     ///
     /// No such output.
     pub fn bind_output(&mut self, name: &str, buffer: Buffer) -> Result<()> {
-        self.bind(name, IoMode::Output, Bound::Output(buffer))
+        self.bind(name, IoMode::Output, BoundMemory::Output(buffer))
     }
 
     /// Binds an input or output to memory of the caller's: TensorRT's `setTensorAddress`. It is in
@@ -142,7 +133,7 @@ impl Bindings {
     /// No such tensor.
     pub unsafe fn bind_address(&mut self, name: &str, address: *mut u8, byte_len: usize) -> Result<()> {
         let index = self.inner.engine.io_index(name)?;
-        *self.bound_mut(index) = if address.is_null() { None } else { Some(Bound::Raw { address, byte_len }) };
+        *self.bound_mut(index) = if address.is_null() { None } else { Some(BoundMemory::Raw { address, byte_len }) };
         Ok(())
     }
 
@@ -154,8 +145,8 @@ impl Bindings {
     pub fn take(&mut self, name: &str) -> Result<Option<Buffer>> {
         let index = self.inner.engine.io_index(name)?;
         Ok(match self.bound_mut(index).take() {
-            Some(Bound::Input(buffer)) => Arc::into_inner(buffer),
-            Some(Bound::Output(buffer)) => Some(buffer),
+            Some(BoundMemory::Input(buffer)) => Arc::into_inner(buffer),
+            Some(BoundMemory::Output(buffer)) => Some(buffer),
             _ => None,
         })
     }
@@ -167,8 +158,8 @@ impl Bindings {
     /// No such tensor, or no buffer bound to it.
     pub fn get(&self, name: &str) -> Result<&Buffer> {
         match &self.inner.bound[self.inner.engine.io_index(name)?] {
-            Some(Bound::Input(buffer)) => Ok(buffer),
-            Some(Bound::Output(buffer)) => Ok(buffer),
+            Some(BoundMemory::Input(buffer)) => Ok(buffer),
+            Some(BoundMemory::Output(buffer)) => Ok(buffer),
             _ => Err(error!(NotReady, "no buffer is bound to {name:?}")),
         }
     }
@@ -182,8 +173,8 @@ impl Bindings {
         let index = self.inner.engine.io_index(name)?;
         // The caller may put another buffer in its place.
         let buffer = match self.bound_mut(index) {
-            Some(Bound::Input(buffer)) => Arc::get_mut(buffer),
-            Some(Bound::Output(buffer)) => Some(buffer),
+            Some(BoundMemory::Input(buffer)) => Arc::get_mut(buffer),
+            Some(BoundMemory::Output(buffer)) => Some(buffer),
             _ => None,
         };
         buffer.ok_or_else(|| error!(NotReady, "no buffer of its own is bound to {name:?}"))
@@ -218,24 +209,24 @@ impl Bindings {
         self.fill(engine, setup)?;
         setup.check(&self.inner.io, stream)?;
         let (setup, process) = (Arc::downgrade(setup), ProcessGuard::current());
-        self.inner.checked = Some(Checked { setup, is_cuda, process });
+        self.inner.checked = Some(PassedChecks { setup, is_cuda, process });
         Ok(())
     }
 
     /// Writes the bound addresses to `io`, which a run reads.
     fn fill(&mut self, engine: &Arc<EngineInner>, setup: &Setup) -> Result<()> {
-        let Inner { engine: own, bound, io, .. } = &mut *self.inner;
+        let BindingsInner { engine: own, bound, io, .. } = &mut *self.inner;
         if !Arc::ptr_eq(engine, own) {
-            return Err(error!(InvalidArgument, "the bindings are for another engine"));
+            bail!(InvalidArgument, "the bindings are for another engine");
         }
         let (shapes, space) = (setup.shapes.tensors(engine)?, setup.binding.space());
         io.clear();
         for (index, bound) in bound.iter_mut().enumerate() {
             let raw = match bound {
                 None => continue,
-                Some(Bound::Input(buffer)) => *TensorView::from(&**buffer).raw(),
-                Some(Bound::Output(buffer)) => *TensorViewMut::from(buffer).raw(),
-                Some(Bound::Raw { address, byte_len }) => {
+                Some(BoundMemory::Input(buffer)) => *TensorView::from(&**buffer).raw(),
+                Some(BoundMemory::Output(buffer)) => *TensorViewMut::from(buffer).raw(),
+                Some(BoundMemory::Raw { address, byte_len }) => {
                     let io = &own.io[index];
                     RawTensor {
                         data_type: io.data_type,
@@ -248,7 +239,7 @@ impl Bindings {
                     }
                 }
             };
-            io.set(index, raw);
+            io.tensors[index] = Some(raw);
         }
         Ok(())
     }
@@ -257,7 +248,7 @@ impl Bindings {
 impl Task for Bindings {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         // Enqueued work needs `run` until it is done, so it is not taken out here.
-        let Inner { run: pending, io, .. } = &mut *self.inner;
+        let BindingsInner { run: pending, io, .. } = &mut *self.inner;
         let Some(PendingRun { setup, deadline, running }) = pending else { return Ok(()) };
         // SAFETY: buffers are owned or shared by these bindings; raw addresses have the promise of
         // `bind_address`.
@@ -302,9 +293,9 @@ impl fmt::Debug for Bindings {
         for (io, bound) in self.inner.engine.io.iter().zip(&self.inner.bound) {
             match bound {
                 None => map.entry(&io.name, &"unbound"),
-                Some(Bound::Input(buffer)) => map.entry(&io.name, buffer),
-                Some(Bound::Output(buffer)) => map.entry(&io.name, buffer),
-                Some(Bound::Raw { address, byte_len }) => map.entry(&io.name, &(address, byte_len)),
+                Some(BoundMemory::Input(buffer)) => map.entry(&io.name, buffer),
+                Some(BoundMemory::Output(buffer)) => map.entry(&io.name, buffer),
+                Some(BoundMemory::Raw { address, byte_len }) => map.entry(&io.name, &(address, byte_len)),
             };
         }
         map.finish()

@@ -1,17 +1,25 @@
 //! What has to hold before a run: the communicator, and the tensors that the caller bound.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use super::communicator_binding::CommunicatorBinding;
 use super::run::RunIo;
-use super::setup::Setup;
+use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
 use crate::comm::Communicator;
-use crate::engine::{EngineInner, IoMode};
+use crate::engine::EngineInner;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{Address, MemorySpace, RawTensor};
 use crate::network::{LayerId, Source, TensorId};
 use crate::shape::Shape;
 use crate::stream::Stream;
+
+/// What the runs of a context share until the caller sets another communicator or other shapes.
+pub(super) struct Setup {
+    pub(super) binding: Arc<CommunicatorBinding>,
+    pub(super) shapes: Arc<Shapes>,
+}
 
 impl Setup {
     /// Checks that the communicator works.
@@ -39,18 +47,19 @@ impl Setup {
         }
         for (index, tensor) in engine.io.iter().enumerate() {
             let shape = shapes[tensor.tensor.index()];
-            let checked = self.check_tensor(index, &shape, &io.tensors[index]);
-            let checked = checked.and_then(|()| self.check_space(index, &io.tensors[index], space, is_enqueued));
-            checked.map_err(|e| {
-                e.about(|| {
-                    format!("{} {:?}", if tensor.mode == IoMode::Input { "input" } else { "output" }, tensor.name)
-                })
-            })?;
+            self.check_tensor(index, &shape, &io.tensors[index], (space, is_enqueued))
+                .map_err(|e| e.about(|| format!("{} {:?}", tensor.mode.name(), tensor.name)))?;
         }
         self.check_overlap(io)
     }
 
-    fn check_tensor(&self, index: usize, shape: &Shape, bound: &Option<RawTensor>) -> Result<()> {
+    fn check_tensor(
+        &self,
+        index: usize,
+        shape: &Shape,
+        bound: &Option<RawTensor>,
+        (space, is_enqueued): (MemorySpace, bool),
+    ) -> Result<()> {
         let data_type = self.binding.engine.io[index].data_type;
         let Some(raw) = bound else {
             if self.binding.used[index] && shape.element_count() > 0 {
@@ -74,10 +83,13 @@ impl Setup {
                 raw.byte_len
             );
         }
-        if byte_len > 0 && raw.address.is_null() {
+        if byte_len == 0 {
+            return Ok(());
+        }
+        if raw.address.is_null() {
             bail!(InvalidBuffer, "it is bound to a null address, and has {byte_len} bytes");
         }
-        if byte_len > 0 && raw.address.addr() % data_type.byte_len() != 0 {
+        if raw.address.addr() % data_type.byte_len() != 0 {
             bail!(
                 InvalidBuffer,
                 "{:p} is not aligned to the {} bytes of a {data_type}",
@@ -85,21 +97,8 @@ impl Setup {
                 data_type.byte_len()
             );
         }
-        Ok(())
-    }
-
-    fn check_space(
-        &self,
-        index: usize,
-        bound: &Option<RawTensor>,
-        space: MemorySpace,
-        is_enqueued: bool,
-    ) -> Result<()> {
-        let Some(raw) = bound.as_ref().filter(|raw| self.binding.used[index] && raw.byte_len > 0) else {
-            return Ok(());
-        };
         match raw.space {
-            bound if bound == space => Ok(()),
+            bound if bound == space || !self.binding.used[index] => Ok(()),
             // It is copied to the GPU and back.
             MemorySpace::Host if !is_enqueued => Ok(()),
             MemorySpace::Host => bail!(

@@ -1,13 +1,12 @@
 //! An engine on a communicator: who does what on this rank, and the memory.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::ContextOptions;
-use super::graphs::Graphs;
 use super::regions::Regions;
+use super::replay::GraphPolicy;
 use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
 use crate::cuda::Kernel;
@@ -17,6 +16,7 @@ use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
 use crate::network::{LayerId, Source, TensorId};
+use crate::util::log::event;
 use crate::util::{lock, rough_deadline_after, thread_number};
 
 /// An engine on a communicator, or on none: what every run of a context shares.
@@ -28,8 +28,7 @@ pub(super) struct CommunicatorBinding {
     runner: AtomicUsize,
     pub(super) engine: Arc<EngineInner>,
     pub(super) communicator: Option<Communicator>,
-    /// Whether runs are recorded into CUDA graphs.
-    pub(super) graphs: Graphs,
+    pub(super) graphs: GraphPolicy,
     /// Whether all ranks have the same collectives in each step, and so may make groups of them.
     pub(super) has_equal_steps: bool,
     /// This rank's role in each DistCollective layer; empty without a communicator.
@@ -47,7 +46,7 @@ impl CommunicatorBinding {
         Ok(CommunicatorBinding {
             engine,
             communicator: None,
-            graphs: Graphs::default(),
+            graphs: GraphPolicy::default(),
             has_equal_steps: false,
             roles: Vec::new(),
             used,
@@ -81,8 +80,8 @@ impl CommunicatorBinding {
         let mut regions = regions?;
         let collectives = &engine.analysis.collectives;
         let graphs = match communicator.default_stream() {
-            Some(_) => Graphs::agree(&engine, communicator, options, deadline)?,
-            None => Graphs::default(),
+            Some(_) => GraphPolicy::agree(&engine, communicator, options, deadline)?,
+            None => GraphPolicy::default(),
         };
         let mut roles_of = Roles::new(communicator, deadline);
         let mut roles = vec![None; collectives.len()];
@@ -109,7 +108,7 @@ impl CommunicatorBinding {
         binding.used = engine.io.iter().map(|io| binding.is_used(io.tensor)).collect();
         let scratch = binding.make_scratch().inspect_err(|error| communicator.abort_with(error))?;
         lock(&binding.regions).memory.scratch = scratch;
-        crate::util::log::event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
+        event!(DEBUG, "plan {} is set up on {communicator:?}", engine.fingerprint);
         Ok(binding)
     }
 
@@ -120,7 +119,7 @@ impl CommunicatorBinding {
             layer.as_ref().is_none_or(ResolvedLayer::is_identity) || matches!(role, Some(Role::Skip))
         };
         if self.engine.first_collective().is_some() && collectives.all(is_idle) {
-            crate::util::log::event!(
+            event!(
                 WARN,
                 "rank {} takes part in no collective of plan {}: their groups name other ranks of the {}",
                 communicator.origin_rank(),
@@ -216,22 +215,8 @@ impl CommunicatorBinding {
 
 /// The regions of the context that runs on this thread.
 pub(super) struct RegionsGuard<'a> {
-    regions: MutexGuard<'a, Regions>,
+    pub(super) regions: MutexGuard<'a, Regions>,
     runner: &'a AtomicUsize,
-}
-
-impl Deref for RegionsGuard<'_> {
-    type Target = Regions;
-
-    fn deref(&self) -> &Regions {
-        &self.regions
-    }
-}
-
-impl DerefMut for RegionsGuard<'_> {
-    fn deref_mut(&mut self) -> &mut Regions {
-        &mut self.regions
-    }
 }
 
 impl Drop for RegionsGuard<'_> {

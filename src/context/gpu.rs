@@ -55,21 +55,17 @@ pub(super) unsafe fn run(
     };
     // Where ranks tell each other what becomes of the run.
     let control = communicator.control().filter(|_| binding.graphs.is_collective);
-    match (binding.graphs.deciders(control), control) {
-        (Some(deciders), _) if !is_capturing => {
-            let decided = (communicator, deciders, &binding.graphs.counts);
-            // SAFETY: the caller's promise.
-            unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers)? };
+    if binding.graphs.is_recording && !is_capturing {
+        let decided = (communicator, &binding.graphs, control);
+        // SAFETY: the caller's promise.
+        unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers)? };
+    } else {
+        match control {
+            Some(control) if is_capturing => control.capture(deadline)?,
+            Some(control) => control.plain_run()?,
+            None => {}
         }
-        (_, Some(control)) => {
-            if is_capturing {
-                control.capture(deadline)?
-            } else {
-                control.plain_run()?
-            }
-            layers(stream)?;
-        }
-        _ => layers(stream)?,
+        layers(stream)?;
     }
     for (index, raw) in on_host(IoMode::Output) {
         let from = mirror(&regions.located, index);

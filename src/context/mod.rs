@@ -4,12 +4,10 @@ mod bindings;
 mod checks;
 mod communicator_binding;
 mod gpu;
-mod graphs;
 mod recordings;
 mod regions;
 mod replay;
 mod run;
-mod setup;
 mod shapes;
 
 use std::fmt;
@@ -17,10 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use bindings::Bindings;
+use checks::Setup;
 use communicator_binding::CommunicatorBinding;
 pub use replay::CudaGraphs;
 use run::{RunIo, run};
-use setup::Setup;
 use shapes::Shapes;
 
 use crate::comm::Communicator;
@@ -168,7 +166,7 @@ impl ExecutionContext {
     /// them, and how many graphs are kept. A run that keeps being plain shows buffers that do not
     /// come again.
     pub fn cuda_graphs(&self) -> CudaGraphs {
-        self.setup.binding.graphs.counts.report()
+        self.setup.binding.graphs.counts()
     }
 
     /// Sets the time that a run may take, from the moment of issue. Without one it is the

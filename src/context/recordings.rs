@@ -12,7 +12,7 @@ pub(super) const MAX_RECORDINGS: usize = u8::BITS as usize;
 
 /// What becomes of a run. The number is that of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum Decision {
     /// It runs plainly, and the recording is from now on for its shapes and memory.
     Plain(usize),
     Record(usize),
@@ -54,15 +54,15 @@ impl Recordings {
     }
 
     /// What becomes of a run for which all ranks have asked.
-    pub(super) fn decide(&mut self, votes: Votes) -> Step {
+    pub(super) fn decide(&mut self, votes: Votes) -> Decision {
         self.runs += 1;
         // At most one fits on every rank, because another one is begun only if none does.
         let number = votes.every.trailing_zeros() as usize;
         if let Some(recording) = self.all.get_mut(number) {
             recording.last_used = self.runs;
             return match std::mem::replace(&mut recording.has_graph, true) {
-                true => Step::Replay(number),
-                false => Step::Record(number),
+                true => Decision::Replay(number),
+                false => Decision::Record(number),
             };
         }
         let oldest = (0..MAX_RECORDINGS).min_by_key(|&number| self.all[number].last_used).unwrap_or_default();
@@ -73,7 +73,7 @@ impl Recordings {
             recording.alike = recording.alike & !own | if is_alike { own } else { 0 };
         }
         self.all[oldest] = Recording { has_graph: false, last_used: self.runs, alike };
-        Step::Plain(oldest)
+        Decision::Plain(oldest)
     }
 }
 
@@ -100,20 +100,20 @@ mod tests {
         }
 
         /// One run; `bound` is what each rank binds. Gives the step, and whether ranks asked.
-        fn run(&mut self, bound: &[u32]) -> (Step, bool) {
+        fn run(&mut self, bound: &[u32]) -> (Decision, bool) {
             let masks: Vec<u8> =
                 bound.iter().enumerate().map(|(rank, &bound)| self.could_replay(rank, bound)).collect();
             let certain: Vec<Option<usize>> =
                 self.recordings.iter_mut().zip(&masks).map(|(recordings, &mask)| recordings.certain(mask)).collect();
             assert!(certain.iter().all(|other| *other == certain[0]), "{certain:?} for {masks:?}");
             if let Some(number) = certain[0] {
-                return (Step::Replay(number), false);
+                return (Decision::Replay(number), false);
             }
             let none = Votes { every: u8::MAX, some: 0 };
             let votes = masks.iter().fold(none, |v, mask| Votes { every: v.every & mask, some: v.some | mask });
-            let steps: Vec<Step> = self.recordings.iter_mut().map(|recordings| recordings.decide(votes)).collect();
+            let steps: Vec<Decision> = self.recordings.iter_mut().map(|recordings| recordings.decide(votes)).collect();
             assert!(steps.iter().all(|step| *step == steps[0]), "{steps:?}");
-            if let Step::Plain(number) = steps[0] {
+            if let Decision::Plain(number) = steps[0] {
                 self.bound.iter_mut().zip(bound).for_each(|(own, &bound)| own[number] = Some(bound));
             }
             (steps[0], true)
@@ -124,8 +124,9 @@ mod tests {
     fn buffers_that_alternate_are_replayed_without_a_question() {
         let mut ranks = Ranks::new(2);
         let steps: Vec<_> = (0..8).map(|run| ranks.run(&[run % 2, run % 2])).collect();
-        let asked = [Step::Plain(0), Step::Plain(1), Step::Record(0), Step::Record(1)].map(|step| (step, true));
-        let replayed = [Step::Replay(0), Step::Replay(1)].map(|step| (step, false));
+        let asked =
+            [Decision::Plain(0), Decision::Plain(1), Decision::Record(0), Decision::Record(1)].map(|step| (step, true));
+        let replayed = [Decision::Replay(0), Decision::Replay(1)].map(|step| (step, false));
         assert_eq!(steps, [&asked[..], &replayed, &replayed].concat());
     }
 
@@ -133,15 +134,15 @@ mod tests {
     fn the_recording_that_was_used_longest_ago_leaves() {
         let mut ranks = Ranks::new(1);
         for bound in 0..MAX_RECORDINGS as u32 {
-            assert_eq!(ranks.run(&[bound]).0, Step::Plain(bound as usize));
-            assert_eq!(ranks.run(&[bound]).0, Step::Record(bound as usize));
+            assert_eq!(ranks.run(&[bound]).0, Decision::Plain(bound as usize));
+            assert_eq!(ranks.run(&[bound]).0, Decision::Record(bound as usize));
         }
         // The oldest is used again, so that the second one leaves.
-        assert_eq!(ranks.run(&[0]), (Step::Replay(0), false));
-        assert_eq!(ranks.run(&[100]).0, Step::Plain(1));
-        assert_eq!(ranks.run(&[0]), (Step::Replay(0), false));
-        assert_eq!(ranks.run(&[100]).0, Step::Record(1));
-        assert_eq!(ranks.run(&[1]).0, Step::Plain(2));
+        assert_eq!(ranks.run(&[0]), (Decision::Replay(0), false));
+        assert_eq!(ranks.run(&[100]).0, Decision::Plain(1));
+        assert_eq!(ranks.run(&[0]), (Decision::Replay(0), false));
+        assert_eq!(ranks.run(&[100]).0, Decision::Record(1));
+        assert_eq!(ranks.run(&[1]).0, Decision::Plain(2));
     }
 
     /// One rank's buffers stay, the other's alternate: the first cannot tell the recordings apart,
@@ -150,18 +151,21 @@ mod tests {
     fn ranks_ask_when_one_of_them_cannot_tell_two_recordings_apart() {
         let mut ranks = Ranks::new(2);
         for bound in [0, 1] {
-            assert_eq!(ranks.run(&[7, bound]).0, Step::Plain(bound as usize));
+            assert_eq!(ranks.run(&[7, bound]).0, Decision::Plain(bound as usize));
         }
         for (run, bound) in [0, 1, 0, 1, 1].into_iter().enumerate() {
             let number = bound as usize;
-            let step = if run < 2 { Step::Record(number) } else { Step::Replay(number) };
+            let step = if run < 2 { Decision::Record(number) } else { Decision::Replay(number) };
             assert_eq!(ranks.run(&[7, bound]), (step, true));
         }
         // When one of the two has left, the other is told without a question.
         for other in 0..MAX_RECORDINGS as u32 - 1 {
-            assert_eq!(ranks.run(&[100 + other, 100 + other]).0, Step::Plain([2, 3, 4, 5, 6, 7, 0][other as usize]));
+            assert_eq!(
+                ranks.run(&[100 + other, 100 + other]).0,
+                Decision::Plain([2, 3, 4, 5, 6, 7, 0][other as usize])
+            );
         }
-        assert_eq!(ranks.run(&[7, 1]), (Step::Replay(1), false));
+        assert_eq!(ranks.run(&[7, 1]), (Decision::Replay(1), false));
     }
 
     /// Every sequence of bindings in which, whenever one rank is certain, its peers have bound what

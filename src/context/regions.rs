@@ -14,8 +14,8 @@ use crate::memory::{Buffer, MemorySpace};
 pub(super) struct Regions {
     /// The recorded runs.
     pub(super) replays: Replays,
-    pub(super) memory: Memory,
-    /// Memory on the GPU for each input and output that the caller binds in host memory, made when
+    pub(super) memory: ContextMemory,
+    /// ContextMemory on the GPU for each input and output that the caller binds in host memory, made when
     /// it is first needed.
     pub(super) mirrors: Vec<Option<Buffer>>,
     /// Where a run's tensors are on the GPU.
@@ -28,7 +28,7 @@ pub(super) struct Regions {
 
 /// The memory of the tensors inside the network.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct ContextMemory {
     /// Operands of collectives.
     pub(super) communicator: Option<Buffer>,
     /// What only this rank uses.
@@ -39,18 +39,12 @@ pub(super) struct Memory {
     pub(super) constants: Vec<Option<Buffer>>,
 }
 
-impl Memory {
-    pub(super) fn scratch_bytes(&self) -> usize {
-        self.scratch.as_ref().map_or(0, Buffer::byte_len)
-    }
-}
-
 impl Regions {
     /// Of a context that cannot run yet.
     pub(super) fn none(engine: &EngineInner) -> Self {
         Regions {
             replays: Replays::default(),
-            memory: Memory::default(),
+            memory: ContextMemory::default(),
             mirrors: engine.io.iter().map(|_| None).collect(),
             located: RunIo::for_engine(engine),
             transfer: None,
@@ -107,7 +101,7 @@ impl Regions {
         }
     }
 
-    /// Memory on the GPU for an input or output of this many bytes.
+    /// ContextMemory on the GPU for an input or output of this many bytes.
     pub(super) fn mirror(&mut self, index: usize, space: MemorySpace, byte_len: usize) -> Result<*mut u8> {
         let mirror = &mut self.mirrors[index];
         if mirror.as_ref().is_none_or(|mirror| mirror.byte_len() < byte_len) {

@@ -1,16 +1,20 @@
 //! Runs that are recorded into a CUDA graph and then replayed.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::recordings::{MAX_RECORDINGS, Recordings, Step};
+use super::ContextOptions;
+use super::recordings::{Decision, MAX_RECORDINGS, Recordings};
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::comm::{Communicator, Control, SharedGraph, Votes};
 use crate::cuda::{Capture, CudaStream, Graph};
-use crate::error::{Result, error};
+use crate::dist_collective::SET_COMMUNICATOR;
+use crate::engine::EngineInner;
+use crate::error::{Result, bail, error};
 use crate::util::lock;
+use crate::util::log::event;
 
 /// The CUDA graphs of a context; see
 /// [`ExecutionContext::cuda_graphs`](super::ExecutionContext::cuda_graphs).
@@ -27,38 +31,80 @@ pub struct CudaGraphs {
     pub plain: u64,
 }
 
-/// How many runs were recorded, were replayed, and were neither.
-#[derive(Default)]
-pub(super) struct RunCounts([AtomicU64; 3]);
+/// Whether a context on a communicator records its runs.
+pub(super) struct GraphPolicy {
+    pub(super) is_recording: bool,
+    /// Whether a run waits for peers: ranks then have to do the same with it.
+    pub(super) is_collective: bool,
+    /// The number of the context, the same on every rank.
+    context: u32,
+    counts: Mutex<CudaGraphs>,
+}
 
-impl RunCounts {
-    fn count(&self, step: Step) {
-        let counter = match step {
-            Step::Record(_) => 0,
-            Step::Replay(_) => 1,
-            Step::Plain(_) => 2,
-        };
-        self.0[counter].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn report(&self) -> CudaGraphs {
-        let [recorded, replayed, plain] = self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
-        CudaGraphs { capacity: MAX_RECORDINGS, recorded, replayed, plain }
+impl Default for GraphPolicy {
+    fn default() -> Self {
+        GraphPolicy::new(false, false, 0)
     }
 }
 
-/// Which ranks decide on a run.
-#[derive(Clone, Copy)]
-pub(super) enum Deciders<'a> {
-    /// This rank alone.
-    Own,
-    /// All ranks. The number is that of the context.
-    All(&'a Control, u32),
+impl GraphPolicy {
+    fn new(is_recording: bool, is_collective: bool, context: u32) -> Self {
+        let counts = CudaGraphs { capacity: MAX_RECORDINGS, recorded: 0, replayed: 0, plain: 0 };
+        GraphPolicy { is_recording, is_collective, context, counts: Mutex::new(counts) }
+    }
+
+    /// What the ranks' options and the communicator allow. Collective.
+    ///
+    /// # Errors
+    ///
+    /// `Disagreement`: the options of ranks differ.
+    pub(super) fn agree(
+        engine: &EngineInner,
+        communicator: &Communicator,
+        options: ContextOptions,
+        deadline: Instant,
+    ) -> Result<Self> {
+        static CONTEXTS: AtomicU32 = AtomicU32::new(1);
+        let ContextOptions { cuda_graph, graphs_without_agreement } = options;
+        let wanted = (cuda_graph, graphs_without_agreement);
+        let own = CONTEXTS.fetch_add(1, Ordering::Relaxed);
+        let all = communicator.exchange(SET_COMMUNICATOR, &(wanted, own), deadline)?;
+        if all.iter().any(|(other, _)| *other != wanted) {
+            bail!(
+                Disagreement,
+                "contexts of some ranks record CUDA graphs (`cuda_graph`, `graphs_without_agreement`), and of others \
+                 do not"
+            );
+        }
+        // Rank 0's number is that of the context.
+        let (_, context) = all[0];
+        // A rank need not run a context all of whose layers are for other ranks. One that records
+        // has to run on every rank, so that they can agree.
+        let mut layers = engine.analysis.collectives.iter().flatten();
+        let is_for_all = layers.any(|layer| layer.nb_rank == communicator.world_size());
+        let has_peers = communicator.world_size() > 1 && engine.first_collective().is_some();
+        let is_collective = has_peers && (is_for_all || cuda_graph);
+        let can_agree = !is_collective || communicator.control().is_some();
+        if cuda_graph && !can_agree && !graphs_without_agreement {
+            event!(
+                WARN,
+                "plan {} is not recorded into CUDA graphs: the ranks cannot agree on it, because they have no host \
+                 communicator; `graphs_without_agreement` records all the same",
+                engine.fingerprint
+            );
+        }
+        let is_recording = cuda_graph && (can_agree || graphs_without_agreement);
+        Ok(GraphPolicy::new(is_recording, is_collective, context))
+    }
+
+    pub(super) fn counts(&self) -> CudaGraphs {
+        *lock(&self.counts)
+    }
 }
 
 /// One recording's graph, and what it is for.
 #[derive(Default)]
-struct Kept {
+struct KeptGraph {
     shapes: Option<Arc<Shapes>>,
     /// Each tensor's address, and its memory's generation, which differs if other memory has come
     /// to that address.
@@ -67,7 +113,7 @@ struct Kept {
     graph: SharedGraph,
 }
 
-impl Kept {
+impl KeptGraph {
     fn is_for(&self, shapes: &Arc<Shapes>, io: &RunIo) -> bool {
         let has_shapes = |own: &Arc<Shapes>| Arc::ptr_eq(own, shapes) || own.inputs == shapes.inputs;
         self.shapes.as_ref().is_some_and(has_shapes) && memory_of(io).eq(self.memory.iter().copied())
@@ -90,7 +136,7 @@ fn memory_of(io: &RunIo) -> impl Iterator<Item = (usize, u64)> {
 #[derive(Default)]
 pub(super) struct Replays {
     recordings: Recordings,
-    kept: [Kept; MAX_RECORDINGS],
+    kept: [KeptGraph; MAX_RECORDINGS],
     /// Where runs are recorded. No other work is enqueued on this stream.
     stream: Option<Arc<CudaStream>>,
 }
@@ -109,24 +155,27 @@ impl Replays {
     /// is done.
     pub(super) unsafe fn run(
         &mut self,
-        (communicator, deciders, counts): (&Communicator, Deciders<'_>, &RunCounts),
+        (communicator, policy, control): (&Communicator, &GraphPolicy, Option<&Control>),
         (shapes, io): (&Arc<Shapes>, &RunIo),
         (stream, deadline): (&Arc<CudaStream>, Instant),
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
-        let step = self.step(deciders, (shapes, io), deadline)?;
-        counts.count(step);
-        let number = match step {
-            Step::Plain(number) => {
+        let number = match self.decide((policy, control), (shapes, io), deadline)? {
+            Decision::Plain(number) => {
+                lock(&policy.counts).plain += 1;
                 self.kept[number].begin(shapes, io);
                 return layers(stream);
             }
-            Step::Record(number) => {
+            Decision::Record(number) => {
+                lock(&policy.counts).recorded += 1;
                 let recorded = self.record(communicator, stream, layers)?;
                 *lock(&self.kept[number].graph) = Some(recorded);
                 number
             }
-            Step::Replay(number) => number,
+            Decision::Replay(number) => {
+                lock(&policy.counts).replayed += 1;
+                number
+            }
         };
         let mut graph = lock(&self.kept[number].graph);
         let graph = graph.as_mut().ok_or_else(|| error!(System, "the communicator has destroyed its graphs"))?;
@@ -134,24 +183,25 @@ impl Replays {
         unsafe { graph.launch(stream) }
     }
 
-    /// Decides on a run. All ranks decide alike, or it is an error on each of them.
-    fn step(
+    /// Decides on a run. All ranks decide alike, or it is an error on each of them. Without
+    /// `control` this rank decides alone.
+    fn decide(
         &mut self,
-        deciders: Deciders<'_>,
+        (policy, control): (&GraphPolicy, Option<&Control>),
         (shapes, io): (&Arc<Shapes>, &RunIo),
         deadline: Instant,
-    ) -> Result<Step> {
+    ) -> Result<Decision> {
         let fitting = self.kept.iter().enumerate().filter(|(_, kept)| kept.is_for(shapes, io));
         let could_replay = fitting.fold(0, |mask, (number, _)| mask | 1 << number);
         if let Some(number) = self.recordings.certain(could_replay) {
-            if let Deciders::All(control, context) = deciders {
-                control.replay(context, number as u8, deadline)?;
+            if let Some(control) = control {
+                control.replay(policy.context, number as u8, deadline)?;
             }
-            return Ok(Step::Replay(number));
+            return Ok(Decision::Replay(number));
         }
-        let votes = match deciders {
-            Deciders::Own => Votes { every: could_replay, some: could_replay },
-            Deciders::All(control, context) => control.choose_graph(context, could_replay, deadline)?,
+        let votes = match control {
+            Some(control) => control.choose_graph(policy.context, could_replay, deadline)?,
+            None => Votes { every: could_replay, some: could_replay },
         };
         Ok(self.recordings.decide(votes))
     }

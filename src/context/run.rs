@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::checks::Setup;
 use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
-use super::regions::Memory;
-use super::setup::Setup;
+use super::regions::ContextMemory;
 use super::shapes::Shapes;
 use crate::comm::{Checked, MAX_GROUPED_CALLS, Request};
 use crate::cuda::CudaStream;
@@ -39,10 +39,6 @@ impl RunIo {
         self.tensors.fill(None);
     }
 
-    pub(super) fn set(&mut self, index: usize, raw: RawTensor) {
-        self.tensors[index] = Some(raw);
-    }
-
     pub(super) fn bind(&mut self, engine: &EngineInner, name: &str, mode: IoMode, raw: RawTensor) -> Result<()> {
         let index = engine.io_index(name)?;
         if engine.io[index].mode != mode {
@@ -52,7 +48,7 @@ impl RunIo {
         if self.tensors[index].is_some() {
             bail!(InvalidArgument, "{name:?} is given twice");
         }
-        self.set(index, raw);
+        self.tensors[index] = Some(raw);
         Ok(())
     }
 }
@@ -69,7 +65,8 @@ impl RunIo {
 /// writes, and outputs are memory that no other code reads.
 pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: Option<&Arc<CudaStream>>) -> Result<()> {
     let Setup { binding, shapes } = setup;
-    let regions = &mut *binding.lock_regions(deadline)?;
+    let mut guard = binding.lock_regions(deadline)?;
+    let regions = &mut *guard.regions;
     let gpu =
         binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
     let followed = gpu.map_or(Ok(()), |(_, default_stream)| regions.follow(stream.unwrap_or(default_stream)));
@@ -127,10 +124,11 @@ pub(super) struct Addresses<'a> {
 }
 
 impl<'a> Addresses<'a> {
-    pub(super) fn of(memory: &'a mut Memory) -> Self {
+    pub(super) fn of(memory: &'a mut ContextMemory) -> Self {
         let base = |buffer: &mut Option<Buffer>| buffer.as_mut().map_or(ptr::null_mut(), Buffer::as_mut_ptr);
         let (communicator, private) = (base(&mut memory.communicator), base(&mut memory.private));
-        let scratch = ptr::slice_from_raw_parts_mut(base(&mut memory.scratch), memory.scratch_bytes());
+        let scratch_bytes = memory.scratch.as_ref().map_or(0, Buffer::byte_len);
+        let scratch = ptr::slice_from_raw_parts_mut(base(&mut memory.scratch), scratch_bytes);
         Addresses { communicator, private, scratch, constants: &memory.constants }
     }
 }

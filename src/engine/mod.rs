@@ -79,6 +79,15 @@ pub enum IoMode {
     Output,
 }
 
+impl IoMode {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            IoMode::Input => "input",
+            IoMode::Output => "output",
+        }
+    }
+}
+
 /// A tensor that the caller binds.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
