@@ -11,7 +11,7 @@ use crate::comm::Communicator;
 use crate::engine::EngineInner;
 use crate::error::{Error, Result, bail, error};
 use crate::memory::{Address, MemorySpace, RawTensor};
-use crate::network::{LayerId, Source, TensorId};
+use crate::network::{LayerId, TensorId, TensorSource};
 use crate::shape::Shape;
 use crate::stream::Stream;
 
@@ -143,7 +143,7 @@ impl Setup {
     /// The collective that reads an input, as its only reader, and writes an output.
     fn collective_between(&self, input: TensorId, output: TensorId) -> Option<(LayerId, &Call)> {
         let EngineInner { network, analysis, .. } = &*self.binding.engine;
-        let Source::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
+        let TensorSource::Layer { layer, .. } = network.tensors[output.index()].source else { return None };
         let only_reader = analysis.readers.of(input) == [layer];
         let call = self.shapes.calls[layer.index()].as_ref()?;
         only_reader.then_some((layer, call))

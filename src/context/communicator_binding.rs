@@ -15,7 +15,7 @@ use crate::dist_collective::{Agreement, Needs, ResolvedLayer, Role, Roles, agree
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
-use crate::network::{LayerId, Source, TensorId};
+use crate::network::{LayerId, TensorId, TensorSource};
 use crate::util::log::event;
 use crate::util::{lock, rough_deadline_after, thread_number};
 
@@ -135,12 +135,11 @@ impl CommunicatorBinding {
         let EngineInner { network, analysis, .. } = &*self.engine;
         let mut longest = 0;
         for &id in &analysis.schedule {
-            let Some(resolved) = &analysis.collectives[id.index()] else { continue };
-            let Role::Member(communicator) = self.role(id) else { continue };
-            let input = network.layers[id.index()].inputs[0].index();
-            let elements = analysis.extents[input].element_count;
-            let call = resolved.call(analysis.types[input], elements, resolved.nb_rank as usize);
-            longest = longest.max(communicator.prepare(&call)?);
+            if let Role::Member(communicator) = self.role(id)
+                && let Some(call) = analysis.largest_call(network, id)
+            {
+                longest = longest.max(communicator.prepare(&call)?);
+            }
         }
         let make = || Buffer::zeroed_in(self.space(), DataType::Uint8, [longest as i64]);
         (longest > 0).then(make).transpose()
@@ -196,12 +195,12 @@ impl CommunicatorBinding {
             analysis.collectives[layer.index()].as_ref().map(|c| Call::new(c.collective, DataType::Uint8, 0, 1))
         };
         match network.tensors[tensor.index()].source {
-            Source::Input(_) => analysis
+            TensorSource::Input(_) => analysis
                 .readers
                 .of(tensor)
                 .iter()
                 .any(|&reader| call(reader).is_none_or(|call| self.role(reader).reads_input(&call))),
-            Source::Layer { layer, .. } => call(layer).is_none_or(|call| self.role(layer).writes_output(&call)),
+            TensorSource::Layer { layer, .. } => call(layer).is_none_or(|call| self.role(layer).writes_output(&call)),
         }
     }
 

@@ -1,10 +1,8 @@
 //! The shapes of all tensors for given input shapes, and the calls that follow.
 
 use crate::collective::Call;
-use crate::data_type::DataType;
-use crate::engine::{EngineInner, Location, Place, infer_shapes};
+use crate::engine::{EngineInner, Location, Place};
 use crate::error::{Result, error};
-use crate::network::Source;
 use crate::shape::Shape;
 
 /// The shapes of all tensors for given input shapes, and the calls that follow.
@@ -19,10 +17,8 @@ pub(super) struct Shapes {
 impl Shapes {
     /// The shapes of the inputs that have only one.
     pub(super) fn of_static_inputs(engine: &EngineInner) -> Result<Self> {
-        let fixed = engine.network.inputs.iter().map(|input| match &engine.network.tensors[input.index()].source {
-            Source::Input(input) if !input.dims.is_dynamic() => input.dims.to_shape().ok(),
-            _ => None,
-        });
+        // A dynamic input's dimensions are no shape.
+        let fixed = engine.network.described_inputs().map(|(_, input)| input.dims.to_shape().ok());
         Shapes::infer(engine, fixed.collect())
     }
 
@@ -37,15 +33,7 @@ impl Shapes {
         for (tensor, shape) in network.inputs.iter().zip(&shapes.inputs) {
             given[tensor.index()] = *shape;
         }
-        let mut first_error = None;
-        let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
-        let inferred = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, error| {
-            first_error.get_or_insert(error);
-        });
-        if let Some(error) = first_error {
-            return Err(error);
-        }
-        shapes.all = inferred.into_iter().map(Option::unwrap_or_default).collect();
+        shapes.all = engine.infer_shapes(given)?;
         shapes.check_room(engine)?;
         shapes.calls = (network.layers.iter().zip(&analysis.collectives))
             .map(|(layer, resolved)| {

@@ -1,19 +1,18 @@
 //! Validation of a network: every rule that needs the whole description. It finds all mistakes.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
-use super::inference::{Extent, infer_extents, infer_types};
-use super::readers::Readers;
+use super::inference::{ShapeRange, infer_extents, infer_types};
 use super::warnings::warnings;
+use crate::collective::Call;
 use crate::comm::MAX_GROUPED_CALLS;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, error};
-use crate::network::{Layer, LayerId, Network, Source, TensorId};
+use crate::network::{Layer, LayerId, Network, Readers, TensorId, TensorSource};
 use crate::util::text::{clipped, count_of};
 
 /// The longest name of a layer, an input or an output, in bytes. TensorRT has the same limit.
@@ -33,7 +32,7 @@ pub(crate) struct Analysis {
     /// The type of each tensor.
     pub(crate) types: Vec<DataType>,
     /// The shapes of each tensor at all points of all profiles.
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<ShapeRange>,
     /// For each DistCollective layer, its attributes put together.
     pub(crate) collectives: Vec<Option<ResolvedLayer>>,
     /// The layers that read each tensor.
@@ -46,6 +45,13 @@ impl Analysis {
     /// The most bytes that a tensor has at a point of a profile.
     pub(crate) fn max_byte_len(&self, tensor: TensorId) -> usize {
         self.extents[tensor.index()].element_count * self.types[tensor.index()].byte_len()
+    }
+
+    /// The call of a DistCollective layer at the largest shapes.
+    pub(crate) fn largest_call(&self, network: &Network, layer: LayerId) -> Option<Call> {
+        let resolved = self.collectives[layer.index()].as_ref()?;
+        let input = network.layers[layer.index()].inputs[0].index();
+        Some(resolved.call(self.types[input], self.extents[input].element_count, resolved.nb_rank as usize))
     }
 
     /// A hash of how many collectives are in each step.
@@ -68,7 +74,7 @@ pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
         return Err(Error::from_mistakes(mistakes));
     }
     check_names(network, &mut mistakes);
-    let schedule = schedule(network, &mut mistakes);
+    let schedule = network.schedule(&mut mistakes);
     let readers = Readers::new(network, &schedule);
     check_uses(network, &mut mistakes);
     let collectives = resolve_collectives(network, &mut mistakes);
@@ -77,7 +83,7 @@ pub(crate) fn analyze(network: &Network) -> Result<Analysis> {
     if !mistakes.is_empty() {
         return Err(Error::from_mistakes(mistakes));
     }
-    let (types, extents) = (types.into_iter().collect(), extents.into_iter().collect::<Option<Vec<Extent>>>());
+    let (types, extents) = (types.into_iter().collect(), extents.into_iter().collect::<Option<Vec<ShapeRange>>>());
     let (Some(types), Some(extents)) = (types, extents) else {
         return Err(error!(InvalidNetwork, "the network has a tensor that nothing computes"));
     };
@@ -98,7 +104,7 @@ fn check_ends(network: &Network, index: usize, layer: &Layer, mistakes: &mut Vec
         note(error);
     } else if !layer.outputs.iter().enumerate().all(|(number, output)| {
         matches!(network.tensors[output.index()].source,
-            Source::Layer { layer, port } if layer.index() == index && port as usize == number)
+            TensorSource::Layer { layer, port } if layer.index() == index && port as usize == number)
     }) {
         note(error!(InvalidNetwork, "another layer computes its output"));
     }
@@ -131,7 +137,7 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
     }
     let inside = network.tensors.iter().filter(|tensor| tensor.output.is_none());
     for tensor in inside.filter(|tensor| tensor.name.len() > MAX_TENSOR_NAME_BYTES) {
-        if matches!(tensor.source, Source::Layer { .. }) {
+        if matches!(tensor.source, TensorSource::Layer { .. }) {
             mistakes.push(too_long("a tensor", &tensor.name, MAX_TENSOR_NAME_BYTES));
         }
     }
@@ -143,40 +149,6 @@ fn check_names(network: &Network, mistakes: &mut Vec<Error>) {
 fn too_long(what: &str, name: &str, most: usize) -> Error {
     let (len, name) = (name.len(), clipped(name));
     error!(InvalidNetwork, "the name {name:?} of {what} has {len} bytes; at most {most} are allowed")
-}
-
-/// The layers, each after those it depends on, and otherwise in the order of their addition.
-pub(super) fn schedule(network: &Network, mistakes: &mut Vec<Error>) -> Vec<LayerId> {
-    let ids: Vec<LayerId> = (0..network.layers.len()).map(|index| LayerId::new(network.number, index)).collect();
-    let layer_inputs = |id: &LayerId| {
-        let computed = |input: &TensorId| matches!(network.tensors[input.index()].source, Source::Layer { .. });
-        network.layers[id.index()].inputs.iter().filter(move |input| computed(input)).count()
-    };
-    let mut waits_for: Vec<usize> = ids.iter().map(layer_inputs).collect();
-    let readers = Readers::new(network, &ids);
-    let mut ready: BinaryHeap<Reverse<LayerId>> =
-        ids.iter().filter(|id| waits_for[id.index()] == 0).map(|id| Reverse(*id)).collect();
-    let mut order = Vec::with_capacity(ids.len());
-    while let Some(Reverse(id)) = ready.pop() {
-        order.push(id);
-        for follower in network.layers[id.index()].outputs.iter().flat_map(|output| readers.of(*output)) {
-            waits_for[follower.index()] -= 1;
-            if waits_for[follower.index()] == 0 {
-                ready.push(Reverse(*follower));
-            }
-        }
-    }
-    let stuck: Vec<String> = network
-        .layers
-        .iter()
-        .zip(&waits_for)
-        .filter(|(_, waits)| **waits > 0)
-        .map(|(layer, _)| format!("{:?}", layer.name()))
-        .collect();
-    if !stuck.is_empty() {
-        mistakes.push(error!(InvalidNetwork, "layers wait for each other in a cycle: {}", stuck.join(", ")));
-    }
-    order
 }
 
 fn steps(network: &Network, schedule: &[LayerId], collectives: &[Option<ResolvedLayer>]) -> Vec<Range<usize>> {

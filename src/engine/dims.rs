@@ -1,9 +1,9 @@
 //! The dimensions of tensors while a network is described.
 
-use super::analysis::{resolve_collectives, schedule};
-use super::inference::{Extent, infer_shapes, infer_types};
+use super::analysis::resolve_collectives;
+use super::inference::{ShapeRange, infer_shapes, infer_types};
 use crate::error::{Error, Result, error};
-use crate::network::{LayerId, Network, Source, TensorId};
+use crate::network::{LayerId, Network, TensorId, TensorSource};
 use crate::shape::{Dims, Shape};
 
 /// A multiple of every number up to 10, which reshapes can divide.
@@ -35,7 +35,7 @@ impl Network {
     pub fn tensor_dims(&self, tensor: TensorId) -> Result<Dims> {
         tensor.check(self.number, self.tensors.len())?;
         let mut mistakes = Vec::new();
-        let (layers, is_needed) = self.ancestors(tensor, schedule(self, &mut mistakes));
+        let (layers, is_needed) = self.ancestors(tensor, self.schedule(&mut mistakes));
         let types = infer_types(self, &layers, &mut mistakes);
         let collectives = resolve_collectives(self, &mut mistakes);
         let mut first = None;
@@ -53,7 +53,7 @@ impl Network {
             // Slices take elements up to this one.
             let unknown = (self.longest_slice(&layers) + guess - 1) / guess * guess;
             if let (Some(one), Some(other)) = (shape_for(unknown), shape_for(2 * unknown)) {
-                let mut extent = Extent::of(&one);
+                let mut extent = ShapeRange::of(&one);
                 extent.include(&other);
                 return Ok(extent.dims());
             }
@@ -90,7 +90,7 @@ impl Network {
     /// dimension.
     fn given_shapes(&self, unknown: i64, is_needed: &[bool]) -> Result<Vec<Option<Shape>>> {
         let given = self.tensors.iter().zip(is_needed).map(|(tensor, is_needed)| match &tensor.source {
-            Source::Input(input) if *is_needed => {
+            TensorSource::Input(input) if *is_needed => {
                 let dims = input.dims.as_slice().iter().map(|&d| if d == -1 { unknown } else { d });
                 Dims::new(&dims.collect::<Vec<i64>>())?.to_shape().map(Some)
             }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
-use crate::error::{Error, Result, error};
-use crate::network::{Input, LayerId, Network, Source};
+use crate::error::{Error, Result, bail, error};
+use crate::network::{LayerId, Network, NetworkInput};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
@@ -14,7 +14,7 @@ pub(super) const POINTS: [&str; 3] = ["min", "opt", "max"];
 
 /// What a tensor may be at all points of all profiles.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
+pub(crate) struct ShapeRange {
     /// The smallest and the largest value of each dimension. Together, the largest ones need not
     /// fit memory.
     pub(crate) min: Dims,
@@ -23,9 +23,9 @@ pub(crate) struct Extent {
     pub(crate) element_count: usize,
 }
 
-impl Extent {
+impl ShapeRange {
     pub(super) fn of(shape: &Shape) -> Self {
-        Extent { min: shape.to_dims(), max: shape.to_dims(), element_count: shape.element_count() }
+        ShapeRange { min: shape.to_dims(), max: shape.to_dims(), element_count: shape.element_count() }
     }
 
     pub(super) fn include(&mut self, shape: &Shape) {
@@ -47,7 +47,7 @@ fn combined(a: &Dims, b: &Dims, combine: impl Fn(i64, i64) -> i64) -> Dims {
     Dims::new(&dims.collect::<Vec<i64>>()).unwrap_or(*b)
 }
 
-impl Input {
+impl NetworkInput {
     /// The shapes at min, opt and max of a profile, if it has some for the input.
     pub(crate) fn points(&self, profile: usize) -> Result<Option<[Shape; 3]>> {
         match self.profiles.get(profile) {
@@ -60,17 +60,19 @@ impl Input {
     /// Checks that every profile has shapes for the input.
     fn check_coverage(&self, network: &Network) -> Result<()> {
         if network.profile_count == 0 && self.dims.is_dynamic() {
-            return Err(error!(
+            bail!(
                 InvalidNetwork,
-                "{} has a dimension of -1 and no optimization profile says between which values it lies", self.dims
-            ));
+                "{} has a dimension of -1 and no optimization profile says between which values it lies",
+                self.dims
+            );
         }
         for profile in 0..network.implied_profile_count() {
             if self.points(profile)?.is_none() {
-                return Err(error!(
+                bail!(
                     InvalidNetwork,
-                    "{} has a dimension of -1 and optimization profile {profile} has no shapes for it", self.dims
-                ));
+                    "{} has a dimension of -1 and optimization profile {profile} has no shapes for it",
+                    self.dims
+                );
             }
         }
         Ok(())
@@ -122,21 +124,16 @@ pub(super) fn infer_extents(
     types: &[Option<DataType>],
     collectives: &[Option<ResolvedLayer>],
     mistakes: &mut Vec<Error>,
-) -> Vec<Option<Extent>> {
-    for input in &network.inputs {
-        let tensor = &network.tensors[input.index()];
-        let Source::Input(input) = &tensor.source else { continue };
+) -> Vec<Option<ShapeRange>> {
+    for (id, input) in network.described_inputs() {
         if let Err(error) = input.check_coverage(network) {
-            mistakes.push(error.about(|| format!("input {:?}", tensor.name)));
+            mistakes.push(error.about(|| format!("input {:?}", network.tensors[id.index()].name)));
         }
     }
-    let mut extents: Vec<Option<Extent>> = vec![None; network.tensors.len()];
+    let mut extents: Vec<Option<ShapeRange>> = vec![None; network.tensors.len()];
     let mut found: BTreeMap<usize, PointMistake> = BTreeMap::new();
     // Inputs that are not dynamic have the same shapes at all points.
-    let is_dynamic = network.inputs.iter().any(|input| match &network.tensors[input.index()].source {
-        Source::Input(input) => input.dims.is_dynamic(),
-        Source::Layer { .. } => false,
-    });
+    let is_dynamic = network.described_inputs().any(|(_, input)| input.dims.is_dynamic());
     let point_count = if is_dynamic { network.implied_profile_count() * POINTS.len() } else { 1 };
     for point in 0..point_count {
         let given = input_shapes(network, point / POINTS.len(), point % POINTS.len());
@@ -149,7 +146,7 @@ pub(super) fn infer_extents(
         for (extent, shape) in extents.iter_mut().zip(&shapes) {
             match (extent, shape) {
                 (Some(extent), Some(shape)) => extent.include(shape),
-                (none @ None, Some(shape)) if point == 0 => *none = Some(Extent::of(shape)),
+                (none @ None, Some(shape)) if point == 0 => *none = Some(ShapeRange::of(shape)),
                 (extent, _) => *extent = None,
             }
         }
@@ -168,11 +165,8 @@ pub(super) fn infer_extents(
 /// The shapes of the inputs at a point of a profile, and none of the other tensors.
 pub(super) fn input_shapes(network: &Network, profile: usize, point: usize) -> Vec<Option<Shape>> {
     let mut shapes = vec![None; network.tensors.len()];
-    for input in &network.inputs {
-        if let Source::Input(input_source) = &network.tensors[input.index()].source {
-            let points = input_source.points(profile).ok().flatten();
-            shapes[input.index()] = points.map(|points| points[point]);
-        }
+    for (id, input) in network.described_inputs() {
+        shapes[id.index()] = input.points(profile).ok().flatten().map(|points| points[point]);
     }
     shapes
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::memory::{Location, Region};
 use super::{Engine, EngineInner};
-use crate::network::{LayerId, Source, TensorId};
+use crate::network::{LayerId, TensorId, TensorSource};
 use crate::shape::Dims;
 use crate::util::text::clipped;
 
@@ -55,11 +55,11 @@ impl Inspection {
 
     /// The dimensions of the dynamic inputs at min, opt and max of a profile, by the inputs' names.
     fn profile(&self, profile: usize) -> BTreeMap<&str, [Dims; 3]> {
-        let points = self.0.inner.network.inputs.iter().filter_map(|tensor| {
-            let tensor = &self.0.inner.network.tensors[tensor.index()];
-            let Source::Input(input) = &tensor.source else { return None };
+        let network = &self.0.inner.network;
+        let dynamic = network.described_inputs().filter(|(_, input)| input.dims.is_dynamic());
+        let points = dynamic.filter_map(|(id, input)| {
             let points = input.points(profile).ok().flatten()?.map(|shape| shape.to_dims());
-            input.dims.is_dynamic().then_some((tensor.name.as_str(), points))
+            Some((network.tensors[id.index()].name.as_str(), points))
         });
         points.collect()
     }
@@ -117,12 +117,8 @@ impl Inspection {
     /// layer that reads the tensor reads zeros.
     fn may_be_unwritten(&self, tensor: TensorId) -> bool {
         let EngineInner { network, analysis, .. } = &*self.0.inner;
-        match network.tensors[tensor.index()].source {
-            Source::Input(_) => false,
-            Source::Layer { layer, .. } => {
-                analysis.collectives[layer.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten())
-            }
-        }
+        matches!(network.tensors[tensor.index()].source, TensorSource::Layer { layer, .. }
+            if analysis.collectives[layer.index()].as_ref().is_some_and(|c| c.may_leave_output_unwritten()))
     }
 
     fn constant_bytes(&self) -> usize {

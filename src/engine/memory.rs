@@ -7,7 +7,7 @@ use super::analysis::Analysis;
 use super::placement::{Lifetime, Placement, place};
 use crate::collective;
 use crate::error::{Result, error};
-use crate::network::{LayerId, Network, Source, TensorId};
+use crate::network::{LayerId, Network, TensorId, TensorSource};
 
 /// Memory of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -160,10 +160,8 @@ pub(crate) fn plan(network: &Network, analysis: &Analysis) -> Result<MemoryPlan>
 /// largest shapes.
 fn step_scratch_bytes(network: &Network, analysis: &Analysis) -> usize {
     let bytes = analysis.schedule.iter().filter_map(|id| {
-        let resolved = analysis.collectives[id.index()].as_ref()?;
-        let (input, n) = (network.layers[id.index()].inputs[0].index(), resolved.nb_rank as usize);
-        let call = resolved.call(analysis.types[input], analysis.extents[input].element_count, n);
-        Some(collective::step_scratch_bytes(&call, n))
+        let rank_count = analysis.collectives[id.index()].as_ref()?.nb_rank as usize;
+        Some(collective::step_scratch_bytes(&analysis.largest_call(network, *id)?, rank_count))
     });
     bytes.max().unwrap_or(0)
 }
@@ -186,7 +184,7 @@ fn in_place_with(
         [.., before, last] => *last == id && position[before.index()] < position[id.index()],
         [] => false,
     };
-    let computed = matches!(network.tensors[input.index()].source, Source::Layer { .. });
+    let computed = matches!(network.tensors[input.index()].source, TensorSource::Layer { .. });
     let able = layer.body.op().works_in_place(analysis.types[input.index()]);
     if able && is_last_reader && computed { allocation_of[input.index()] } else { None }
 }

@@ -7,7 +7,6 @@ mod inspect;
 mod memory;
 mod placement;
 mod plan;
-mod readers;
 mod warnings;
 
 use std::collections::BTreeMap;
@@ -18,14 +17,14 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 
 pub(crate) use analysis::Analysis;
-pub(crate) use inference::infer_shapes;
+use inference::{infer_shapes, input_shapes};
 pub use inspect::Inspection;
 pub(crate) use memory::{Location, MemoryPlan, Place, Region};
 
 use crate::data_type::DataType;
 use crate::dist_collective::PlannedCall;
 use crate::error::{Result, bail, error};
-use crate::network::{LayerId, Network, PluginRegistry, Source, TensorId};
+use crate::network::{LayerId, Network, PluginRegistry, TensorId, TensorSource};
 use crate::shape::{Dims, Shape};
 use crate::util::lock;
 use crate::util::text::count_of;
@@ -218,7 +217,7 @@ impl Engine {
     pub fn profile_shapes(&self, name: &str, profile: usize) -> Result<[Shape; 3]> {
         let index = self.io_index(name)?;
         self.inner.check_profile(profile)?;
-        Ok(self.inner.io_shapes(profile).each_ref().map(|shapes| shapes[index]))
+        Ok(self.inner.io_shapes(profile)?.each_ref().map(|shapes| shapes[index]))
     }
 
     /// A short text that differs between engines that compute different things, such as `8c1f02aa`.
@@ -249,8 +248,8 @@ impl EngineInner {
         let memory = memory::plan(&network, &analysis)?;
         let io_tensor = |mode: IoMode, tensor: TensorId| {
             let dims = match &network.tensors[tensor.index()].source {
-                Source::Input(input) => input.dims,
-                Source::Layer { .. } => analysis.extents[tensor.index()].dims(),
+                TensorSource::Input(input) => input.dims,
+                TensorSource::Layer { .. } => analysis.extents[tensor.index()].dims(),
             };
             IoTensor {
                 name: network.tensors[tensor.index()].name.clone(),
@@ -290,8 +289,8 @@ impl EngineInner {
     /// It is an output.
     pub(crate) fn input_points(&self, io: &IoTensor, profile: usize) -> Result<[Shape; 3]> {
         let points = match &self.network.tensors[io.tensor.index()].source {
-            Source::Input(input) => input.points(profile)?,
-            Source::Layer { .. } => {
+            TensorSource::Input(input) => input.points(profile)?,
+            TensorSource::Layer { .. } => {
                 bail!(InvalidArgument, "it is an output; its shape follows from those of the inputs")
             }
         };
@@ -299,23 +298,33 @@ impl EngineInner {
     }
 
     /// The shapes of inputs and outputs at the points of a profile. They are inferred once.
-    fn io_shapes(&self, profile: usize) -> Arc<IoShapes> {
+    fn io_shapes(&self, profile: usize) -> Result<Arc<IoShapes>> {
         if let Some(known) = lock(&self.profile_shapes).get(&profile) {
-            return Arc::clone(known);
+            return Ok(Arc::clone(known));
         }
         // A plugin may ask for other shapes, so nothing is locked here.
         let of_io = |shapes: Vec<Shape>| self.io.iter().map(|io| shapes[io.tensor.index()]).collect();
-        let shapes = Arc::new([0, 1, 2].map(|point| of_io(self.shapes_at(profile, point))));
-        Arc::clone(lock(&self.profile_shapes).entry(profile).or_insert(shapes))
+        let shapes = [0, 1, 2].map(|point| self.infer_shapes(input_shapes(&self.network, profile, point)).map(of_io));
+        let [min, opt, max] = shapes;
+        let shapes = Arc::new([min?, opt?, max?]);
+        Ok(Arc::clone(lock(&self.profile_shapes).entry(profile).or_insert(shapes)))
     }
 
-    /// The shape of every tensor at a point of a profile. Building has found that each has one.
-    fn shapes_at(&self, profile: usize, point: usize) -> Vec<Shape> {
+    /// The shape of every tensor, from those of the inputs.
+    ///
+    /// # Errors
+    ///
+    /// The first rule that they break.
+    pub(crate) fn infer_shapes(&self, given: Vec<Option<Shape>>) -> Result<Vec<Shape>> {
         let EngineInner { network, analysis, .. } = self;
-        let given = inference::input_shapes(network, profile, point);
         let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();
-        let shapes = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, _| ());
-        shapes.into_iter().map(Option::unwrap_or_default).collect()
+        let mut result = Ok(());
+        let shapes = infer_shapes(network, &analysis.schedule, &types, &analysis.collectives, given, |_, error| {
+            if result.is_ok() {
+                result = Err(error);
+            }
+        });
+        result.map(|()| shapes.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     /// See [`Engine::io_index`].

@@ -17,7 +17,8 @@ use crate::error::{Error, Result, bail, error};
 use crate::framing::Format;
 use crate::memory::Buffer;
 use crate::network::{
-    ConstantLayer, Input, Layer, LayerBody, LayerId, Network, PluginLayer, PluginRegistry, Source, Tensor, TensorId,
+    ConstantLayer, Layer, LayerBody, LayerId, Network, NetworkInput, PluginLayer, PluginRegistry, Tensor, TensorId,
+    TensorSource,
 };
 use crate::shape::Dims;
 
@@ -43,7 +44,7 @@ struct TensorRecord {
 
 #[derive(Serialize, Deserialize)]
 enum SourceRecord {
-    Input(Box<Input>),
+    Input(Box<NetworkInput>),
     Layer { layer: u32, port: u32 },
 }
 
@@ -110,8 +111,8 @@ fn numbers(tensors: &[TensorId]) -> Vec<u32> {
 
 fn tensor_record(tensor: &Tensor) -> TensorRecord {
     let source = match &tensor.source {
-        Source::Input(input) => SourceRecord::Input(input.clone()),
-        Source::Layer { layer, port } => SourceRecord::Layer { layer: layer.index() as u32, port: *port },
+        TensorSource::Input(input) => SourceRecord::Input(input.clone()),
+        TensorSource::Layer { layer, port } => SourceRecord::Layer { layer: layer.index() as u32, port: *port },
     };
     TensorRecord { name: tensor.name.clone(), data_type: tensor.data_type, source }
 }
@@ -162,11 +163,11 @@ fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
     for (index, record) in body.tensors.into_iter().enumerate() {
         let id = TensorId::new(number, index);
         let source = match record.source {
-            SourceRecord::Input(input) if input_uses[index] == 1 => Source::Input(input),
+            SourceRecord::Input(input) if input_uses[index] == 1 => TensorSource::Input(input),
             SourceRecord::Layer { layer, port }
                 if network.layers.get(layer as usize).and_then(|l| l.outputs.get(port as usize)) == Some(&id) =>
             {
-                Source::Layer { layer: LayerId::new(number, layer as usize), port }
+                TensorSource::Layer { layer: LayerId::new(number, layer as usize), port }
             }
             _ => return Err(damaged("a tensor's source does not know it")),
         };

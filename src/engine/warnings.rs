@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::readers::Readers;
 use crate::collective::Groups;
 use crate::dist_collective::ResolvedLayer;
-use crate::network::{LayerId, Network};
+use crate::network::{LayerId, Network, Readers};
 use crate::rank::Rank;
 use crate::util::text::{clipped, count_of};
 
@@ -20,14 +19,14 @@ pub(super) fn warnings(network: &Network, collectives: &[Option<ResolvedLayer>],
         let Some(resolved) = resolved.as_ref().filter(|resolved| resolved.may_leave_output_unwritten()) else {
             continue;
         };
-        let Ranks::Listed(writers) = resolved.writers() else { continue };
+        let Some(writers) = resolved.writers() else { continue };
         let writers: HashSet<Rank> = writers.into_iter().collect();
         let outside = |rank: &Rank| !writers.contains(rank);
         let first_of_all = (0..world_size).map(Rank).find(outside);
         let unwritten = |reader: &LayerId| match &collectives[reader.index()] {
             Some(reader) if !reader.is_identity() => match reader.readers() {
-                Ranks::All => first_of_all,
-                Ranks::Listed(readers) => readers.into_iter().filter(outside).min(),
+                None => first_of_all,
+                Some(readers) => readers.into_iter().filter(outside).min(),
             },
             _ => first_of_all,
         };
@@ -48,40 +47,33 @@ pub(super) fn warnings(network: &Network, collectives: &[Option<ResolvedLayer>],
     warnings
 }
 
-/// Ranks of a communicator.
-enum Ranks {
-    All,
-    Listed(Vec<Rank>),
-}
-
 impl ResolvedLayer {
     /// The fewest ranks of a communicator that the layer fits.
     fn least_world_size(&self) -> u32 {
         self.groups.largest_rank().map_or(self.nb_rank, |rank| rank.0.saturating_add(1))
     }
 
-    /// The ranks that write the output.
-    fn writers(&self) -> Ranks {
+    /// The ranks that write the output; `None` for all.
+    fn writers(&self) -> Option<Vec<Rank>> {
         self.participants(self.collective.operation().geometry().output.is_of_root)
     }
 
-    /// The ranks that read the input.
-    fn readers(&self) -> Ranks {
+    /// The ranks that read the input; `None` for all.
+    fn readers(&self) -> Option<Vec<Rank>> {
         self.participants(self.collective.operation().geometry().input.is_of_root)
     }
 
-    /// The ranks that take part, or of each group the root only.
-    fn participants(&self, only_root: bool) -> Ranks {
+    /// The ranks that take part, or of each group the root only; `None` for all.
+    fn participants(&self, only_root: bool) -> Option<Vec<Rank>> {
         let root = self.collective.root().filter(|_| only_root);
         let of_group = |group: &Vec<Rank>| match root {
             Some(root) => group.get(root.index()).copied().into_iter().collect(),
             None => group.clone(),
         };
-        match (&self.groups, root) {
-            (Groups::All, None) => Ranks::All,
-            (Groups::All, Some(root)) => Ranks::Listed(vec![Rank(root.0)]),
-            (Groups::Group(group), _) => Ranks::Listed(of_group(group)),
-            (Groups::Partition(partition), _) => Ranks::Listed(partition.groups().iter().flat_map(of_group).collect()),
+        match &self.groups {
+            Groups::All => root.map(|root| vec![Rank(root.0)]),
+            Groups::Group(group) => Some(of_group(group)),
+            Groups::Partition(partition) => Some(partition.groups().iter().flat_map(of_group).collect()),
         }
     }
 }

@@ -10,9 +10,9 @@ use crate::error::{Result, bail};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NetworkNumber(u32);
 
-impl NetworkNumber {
+impl Default for NetworkNumber {
     /// A number that no other network has.
-    pub(super) fn next() -> Self {
+    fn default() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         NetworkNumber(NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -48,40 +48,35 @@ impl fmt::Debug for Id {
     }
 }
 
-/// A tensor of one network. Another network refuses it; a clone of the network takes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TensorId(Id);
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Id);
 
-/// A layer of one network. Another network refuses it; a clone of the network takes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LayerId(Id);
+        impl $name {
+            pub(crate) fn new(network: NetworkNumber, index: usize) -> Self {
+                $name(Id { network, index: index as u32 })
+            }
 
-impl TensorId {
-    pub(crate) fn new(network: NetworkNumber, index: usize) -> Self {
-        TensorId(Id { network, index: index as u32 })
-    }
+            pub(crate) fn index(self) -> usize {
+                self.0.index as usize
+            }
 
-    pub(crate) fn index(self) -> usize {
-        self.0.index as usize
-    }
-
-    /// Checks that a network with this number and so many tensors has the tensor.
-    pub(crate) fn check(self, network: NetworkNumber, count: usize) -> Result<()> {
-        self.0.check("tensor", network, count)
-    }
+            /// Checks that a network with this number and so many of them has it.
+            pub(crate) fn check(self, network: NetworkNumber, count: usize) -> Result<()> {
+                self.0.check($what, network, count)
+            }
+        }
+    };
 }
 
-impl LayerId {
-    pub(crate) fn new(network: NetworkNumber, index: usize) -> Self {
-        LayerId(Id { network, index: index as u32 })
-    }
+id! {
+    /// A tensor of one network. Another network refuses it; a clone of the network takes it.
+    TensorId, "tensor"
+}
 
-    pub(crate) fn index(self) -> usize {
-        self.0.index as usize
-    }
-
-    /// Checks that a network with this number and so many layers has the layer.
-    pub(crate) fn check(self, network: NetworkNumber, count: usize) -> Result<()> {
-        self.0.check("layer", network, count)
-    }
+id! {
+    /// A layer of one network. Another network refuses it; a clone of the network takes it.
+    LayerId, "layer"
 }

@@ -4,6 +4,7 @@
 mod id;
 mod layers;
 mod profile;
+mod schedule;
 mod types;
 
 use std::collections::HashSet;
@@ -17,6 +18,7 @@ pub use layers::{
 };
 pub use profile::MAX_PROFILES;
 use profile::Profile;
+pub(crate) use schedule::Readers;
 
 use crate::data_type::DataType;
 use crate::dist_collective::Info;
@@ -45,7 +47,7 @@ use crate::shape::Dims;
 ///
 /// Tensors and layers have ids. A network refuses the ids of another network; a clone takes those
 /// of the original.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Network {
     pub(crate) number: NetworkNumber,
     pub(crate) tensors: Vec<Tensor>,
@@ -61,22 +63,6 @@ pub struct Network {
     taken_names: HashSet<String>,
 }
 
-impl Default for Network {
-    fn default() -> Self {
-        Network {
-            number: NetworkNumber::next(),
-            tensors: Vec::new(),
-            layers: Vec::new(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            profile_count: 0,
-            handed_out: None,
-            types_are_stale: false,
-            taken_names: HashSet::new(),
-        }
-    }
-}
-
 /// A tensor of the description.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
@@ -84,21 +70,21 @@ pub(crate) struct Tensor {
     /// The type as far as the network has looked at its layers. See
     /// [`Network::tensor_data_type`] for the current one.
     pub(crate) data_type: DataType,
-    pub(crate) source: Source,
+    pub(crate) source: TensorSource,
     /// Which output of the network it is.
     pub(crate) output: Option<u32>,
 }
 
 /// What computes a tensor.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
-    Input(Box<Input>),
+pub(crate) enum TensorSource {
+    Input(Box<NetworkInput>),
     Layer { layer: LayerId, port: u32 },
 }
 
 /// What the caller binds: dimensions, and the shapes in each profile that has some for it.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Input {
+pub(crate) struct NetworkInput {
     pub(crate) dims: Dims,
     pub(crate) profiles: Vec<Option<Box<Profile>>>,
 }
@@ -109,7 +95,7 @@ impl Network {
         Network::default()
     }
 
-    fn add_tensor(&mut self, name: String, data_type: DataType, source: Source) -> TensorId {
+    fn add_tensor(&mut self, name: String, data_type: DataType, source: TensorSource) -> TensorId {
         self.tensors.push(Tensor { name, data_type, source, output: None });
         TensorId::new(self.number, self.tensors.len() - 1)
     }
@@ -117,6 +103,14 @@ impl Network {
     fn check_tensor(&self, tensor: TensorId) -> Result<&Tensor> {
         tensor.check(self.number, self.tensors.len())?;
         Ok(&self.tensors[tensor.index()])
+    }
+
+    /// The inputs, with what the caller said of them.
+    pub(crate) fn described_inputs(&self) -> impl Iterator<Item = (TensorId, &NetworkInput)> {
+        self.inputs.iter().filter_map(|&id| match &self.tensors[id.index()].source {
+            TensorSource::Input(input) => Some((id, &**input)),
+            TensorSource::Layer { .. } => None,
+        })
     }
 
     fn check_layer(&self, layer: LayerId) -> Result<()> {
@@ -144,8 +138,8 @@ impl Network {
         dims: impl TryInto<Dims, Error: Into<Error>>,
     ) -> Result<TensorId> {
         let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
-        let tensor =
-            self.add_tensor(name.to_owned(), data_type, Source::Input(Box::new(Input { dims, profiles: Vec::new() })));
+        let source = TensorSource::Input(Box::new(NetworkInput { dims, profiles: Vec::new() }));
+        let tensor = self.add_tensor(name.to_owned(), data_type, source);
         self.inputs.push(tensor);
         Ok(tensor)
     }
@@ -164,7 +158,7 @@ impl Network {
         let types = op.check().and_then(|()| op.output_types(&types)).map_err(|e| e.about(|| layer.subject()))?;
         let id = LayerId::new(self.number, self.layers.len());
         for (port, data_type) in types.into_iter().enumerate() {
-            let source = Source::Layer { layer: id, port: port as u32 };
+            let source = TensorSource::Layer { layer: id, port: port as u32 };
             layer.outputs.push(self.add_tensor(format!("{}.output{port}", layer.name()), data_type, source));
         }
         self.layers.push(layer);
@@ -205,7 +199,7 @@ impl Network {
     /// Makes a tensor of this network an output.
     pub(crate) fn add_output(&mut self, tensor: TensorId) -> Result<()> {
         let Tensor { source, output, .. } = &mut self.tensors[tensor.index()];
-        if matches!(source, Source::Input(_)) {
+        if matches!(source, TensorSource::Input(_)) {
             bail!(InvalidArgument, "an input cannot be an output; no layer computes it");
         }
         if output.is_some() {
@@ -320,8 +314,8 @@ impl Network {
     /// A tensor that this network does not have.
     pub fn producer(&self, tensor: TensorId) -> Result<Option<LayerId>> {
         Ok(match self.check_tensor(tensor)?.source {
-            Source::Input(_) => None,
-            Source::Layer { layer, .. } => Some(layer),
+            TensorSource::Input(_) => None,
+            TensorSource::Layer { layer, .. } => Some(layer),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Optimization profiles: the shapes for which a network with dynamic inputs is built.
 
-use super::{Network, Source, TensorId};
+use super::{Network, TensorId, TensorSource};
 use crate::error::{Error, Result, bail};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
@@ -11,9 +11,9 @@ pub const MAX_PROFILES: usize = 64;
 /// The shapes of one input in one profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Profile {
-    pub(crate) min: Dims,
-    pub(crate) opt: Dims,
-    pub(crate) max: Dims,
+    min: Dims,
+    opt: Dims,
+    max: Dims,
 }
 
 impl Profile {
@@ -111,7 +111,7 @@ impl Network {
     }
 
     fn store_profile(&mut self, profile: usize, input: TensorId, shapes: Profile) -> Result<()> {
-        let Source::Input(input) = &mut self.tensors[input.index()].source else {
+        let TensorSource::Input(input) = &mut self.tensors[input.index()].source else {
             bail!(InvalidArgument, "the tensor is the output of a layer; profiles are for inputs");
         };
         shapes.check(&input.dims)?;
@@ -153,11 +153,10 @@ impl Network {
         if self.profile_count > MAX_PROFILES {
             bail!(InvalidArgument, "{} optimization profiles; at most {MAX_PROFILES} are allowed", self.profile_count);
         }
-        for tensor in self.inputs.iter().map(|input| &self.tensors[input.index()]) {
-            let Source::Input(input) = &tensor.source else { continue };
+        for (id, input) in self.described_inputs() {
             if input.profiles.len() > self.profile_count {
-                let count = count_of(self.profile_count, "profile");
-                bail!(InvalidArgument, "input {:?} has shapes for more than {count}", tensor.name);
+                let (name, count) = (&self.tensors[id.index()].name, count_of(self.profile_count, "profile"));
+                bail!(InvalidArgument, "input {name:?} has shapes for more than {count}");
             }
             input.profiles.iter().flatten().try_for_each(|shapes| shapes.check(&input.dims))?;
         }

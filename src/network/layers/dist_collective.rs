@@ -88,7 +88,12 @@ impl Network {
     /// - bool is averaged.
     /// - A tensor that this network does not have.
     pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
-        self.add_collective_layer(collective.into(), input)
+        let mut layer = collective.into();
+        if layer.name().is_empty() {
+            layer.set_name(self.default_name(layer.collective_operation().name()));
+        }
+        layer.check_arguments().map_err(|e| e.about(|| layer.subject()))?;
+        self.add_named_layer(Info::default(), LayerBody::DistCollective(layer), &[input])
     }
 
     /// Adds a DistCollective layer from the arguments of TensorRT's `addDistCollective`:
@@ -124,13 +129,5 @@ impl Network {
     ) -> Result<LayerId> {
         self.add(DistCollectiveLayer::new(operation, reduce_op, root, groups)?, input)?;
         Ok(LayerId::new(self.number, self.layers.len() - 1))
-    }
-
-    fn add_collective_layer(&mut self, mut layer: DistCollectiveLayer, input: TensorId) -> Result<TensorId> {
-        if layer.name().is_empty() {
-            layer.set_name(self.default_name(layer.collective_operation().name()));
-        }
-        layer.check_arguments().map_err(|e| e.about(|| layer.subject()))?;
-        self.add_named_layer(Info::default(), LayerBody::DistCollective(layer), &[input])
     }
 }

@@ -54,7 +54,8 @@ impl SliceLayer {
     }
 }
 
-fn check_dim_count(what: &str, numbers: &[i64]) -> Result<()> {
+/// Checks what needs no input: not too many numbers, and none below 0 if a `rule` is against that.
+fn check_numbers(what: &str, numbers: &[i64], rule: Option<&str>) -> Result<()> {
     if numbers.len() > MAX_DIMS {
         bail!(
             InvalidArgument,
@@ -62,27 +63,21 @@ fn check_dim_count(what: &str, numbers: &[i64]) -> Result<()> {
             numbers.len()
         );
     }
+    if let Some(rule) = rule
+        && let Some((dim, number)) = numbers.iter().enumerate().find(|(_, number)| **number < 0)
+    {
+        bail!(InvalidArgument, "{what} {numbers:?} is {number} in dimension {dim}; {rule}");
+    }
     Ok(())
 }
 
 fn check_start(start: &[i64]) -> Result<()> {
-    check_dim_count("start", start)?;
-    if let Some((dim, index)) = start.iter().enumerate().find(|(_, index)| **index < 0) {
-        bail!(InvalidArgument, "start {start:?} is {index} in dimension {dim}; an index is at least 0");
-    }
-    Ok(())
+    check_numbers("start", start, Some("an index is at least 0"))
 }
 
 fn check_size(size: &[i64]) -> Result<()> {
-    check_dim_count("size", size)?;
-    if let Some((dim, len)) = size.iter().enumerate().find(|(_, len)| **len < 0) {
-        bail!(
-            InvalidArgument,
-            "size {size:?} is {len} in dimension {dim}; it is the output's shape, whose dimensions are at least 0 and \
-             not dynamic"
-        );
-    }
-    Ok(())
+    let rule = "it is the output's shape, whose dimensions are at least 0 and not dynamic";
+    check_numbers("size", size, Some(rule))
 }
 
 impl SliceLayer {
@@ -129,7 +124,7 @@ impl SliceLayer {
     ///
     /// More than [`MAX_DIMS`] numbers.
     pub fn set_stride(&mut self, stride: &[i64]) -> Result<()> {
-        check_dim_count("stride", stride)?;
+        check_numbers("stride", stride, None)?;
         self.stride = stride.to_vec();
         Ok(())
     }
@@ -143,7 +138,7 @@ impl LayerOp for SliceLayer {
     fn check(&self) -> Result<()> {
         check_start(&self.start)?;
         check_size(&self.size)?;
-        check_dim_count("stride", &self.stride)?;
+        check_numbers("stride", &self.stride, None)?;
         self.check_dim_counts()
     }
 
