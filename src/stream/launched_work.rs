@@ -1,26 +1,67 @@
 //! Work that was enqueued on a CUDA stream.
 
-use std::sync::Arc;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Instant;
 
 use super::SYNCHRONIZE_TIMEOUT;
-use super::task::Watch;
-use super::wake::{self, WakeSlot};
+use super::task::{Task, Watch, run_in_turn, wait_for_turn};
+use super::work::WorkState;
 use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, ErrorKind, Result};
+use crate::issue_order::IssueTicket;
 use crate::util::lock;
+use crate::util::poller::Poller;
+use crate::util::wait::POLL;
+
+/// Enqueues a task on a CUDA stream.
+pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
+    let watch = task.watch();
+    // The wait may run the interrupt hook, which may change the current GPU.
+    if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
+        return WorkState::Done(task, Err(error));
+    }
+    let visit = match stream.visit() {
+        Ok(visit) => visit,
+        Err(error) => return WorkState::Done(task, Err(error)),
+    };
+    stream.expect(watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline));
+    // From here on NCCL keeps the order of enqueued collectives.
+    let result = run_in_turn(&mut task, ticket, Some(stream));
+    // The work was recorded into the caller's graph. It may run never or many times, and events
+    // cannot be queried during a capture.
+    if visit.is_capturing() {
+        return WorkState::Done(task, result);
+    }
+    stream.sweep_if_many();
+    // If the task itself failed, it has ended its communicator.
+    match result {
+        Ok(()) => {
+            let end = stream.point();
+            task.launched(&end, stream);
+            let (task, stream, ending) = (Some(task), Arc::clone(stream), Ending { end, watch });
+            WorkState::Launched(LaunchedWork { task, ending, stream, label: T::label })
+        }
+        Err(error) => {
+            // Part of the work may have been enqueued.
+            stream.drain();
+            WorkState::Done(task, Err(error))
+        }
+    }
+}
 
 /// The deadline of work without a communicator.
-pub(super) fn unwatched() -> Instant {
+fn unwatched() -> Instant {
     Instant::now() + SYNCHRONIZE_TIMEOUT
 }
 
 /// When work on a CUDA stream ends: with its last command, or with an error of its communicator.
 #[derive(Clone)]
-pub(super) struct Ending {
-    pub(super) end: Point,
-    pub(super) watch: Option<(Arc<dyn Watch>, Instant)>,
+struct Ending {
+    end: Point,
+    watch: Option<(Arc<dyn Watch>, Instant)>,
 }
 
 impl Ending {
@@ -34,13 +75,40 @@ impl Ending {
     }
 }
 
+/// The task that waits. The thread takes the waker when the work has ended, and forgets work whose
+/// slot is dropped.
+pub(super) type WakeSlot = Arc<Mutex<Option<Waker>>>;
+
+static WAKING: Poller = Poller::new("dcl-wake", POLL);
+
+/// A slot whose waker is woken when `has_ended` is true, which then stays true.
+///
+/// # Errors
+///
+/// The operating system gives no thread.
+fn wake_when(has_ended: impl Fn() -> bool + Send + 'static) -> io::Result<WakeSlot> {
+    let slot = WakeSlot::default();
+    let weak = Arc::downgrade(&slot);
+    WAKING.add(move || {
+        let Some(slot) = weak.upgrade() else { return false };
+        // If the question panics, the task asks itself.
+        let has_ended = catch_unwind(AssertUnwindSafe(&has_ended)).unwrap_or(true);
+        if has_ended {
+            let waker = lock(&slot).take();
+            waker.into_iter().for_each(Waker::wake);
+        }
+        !has_ended
+    })?;
+    Ok(slot)
+}
+
 /// Work that was enqueued on a CUDA stream. Dropping it leaves the task with the stream.
 pub(super) struct LaunchedWork<T: Send + 'static> {
     /// `None` after the wait.
-    pub(super) task: Option<T>,
-    pub(super) ending: Ending,
-    pub(super) stream: Arc<CudaStream>,
-    pub(super) label: fn(&T, Error) -> Error,
+    task: Option<T>,
+    ending: Ending,
+    stream: Arc<CudaStream>,
+    label: fn(&T, Error) -> Error,
 }
 
 impl<T: Send + 'static> LaunchedWork<T> {
@@ -60,7 +128,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
         if slot.is_none() {
             let ending = self.ending.clone();
-            *slot = wake::when(move || ending.has_come()).ok();
+            *slot = wake_when(move || ending.has_come()).ok();
         }
         match slot {
             Some(slot) => *lock(slot) = Some(waker.clone()),

@@ -1,11 +1,8 @@
 //! Where enqueued work runs ([`Stream`]), and the handle on it ([`Work`]).
 
-mod launch;
 mod launched_work;
 mod queued_work;
 mod task;
-mod task_cell;
-mod wake;
 mod work;
 mod work_future;
 mod worker;
@@ -15,9 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use queued_work::WorkEnd;
+pub(crate) use queued_work::{TaskCell, WorkEnd};
 pub(crate) use task::{Task, Watch};
-pub(crate) use task_cell::TaskCell;
 pub use work::{EnqueueError, Work, WorkError};
 pub use work_future::WorkFuture;
 
@@ -233,7 +229,7 @@ impl Stream {
                 }
                 let ticket = order.map(|(order, extent)| order.issue_here(extent));
                 if let Kind::Cuda(stream) = kind {
-                    return Work::new(launch::launch(task, ticket, stream));
+                    return Work::new(launched_work::launch(task, ticket, stream));
                 }
                 wait_for_turn(&task, ticket.as_ref()).and_then(|()| run_in_turn(&mut task, ticket, None))
             }

@@ -1,16 +1,61 @@
 //! Work in the queue of a worker stream, and work that no stream runs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::Waker;
 use std::thread::ThreadId;
 use std::time::Instant;
 
 use super::task::Task;
-use super::task_cell::{TaskCell, TaskCellState};
 use crate::error::{Error, Result, bail};
-use crate::issue_order::TicketPosition;
+use crate::issue_order::{IssueTicket, TicketPosition};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
+use crate::util::wait::Wait;
+
+/// Holds one task while it goes through a worker stream.
+pub(crate) struct TaskCell<T> {
+    pub(super) state: Mutex<TaskCellState<T>>,
+    done: Condvar,
+    /// The task of an `async` program that waits.
+    waker: Mutex<Option<Waker>>,
+}
+
+#[derive(Default)]
+pub(super) enum TaskCellState<T> {
+    #[default]
+    Empty,
+    Queued(T, Option<IssueTicket<'static>>),
+    Done(T, Result<()>),
+}
+
+impl<T> Default for TaskCell<T> {
+    fn default() -> Self {
+        TaskCell { state: Mutex::default(), done: Condvar::new(), waker: Mutex::default() }
+    }
+}
+
+impl<T> TaskCell<T> {
+    /// Waits for the task and takes it; `None` if it has not ended by `until`, or the interrupt
+    /// hook ends the wait.
+    pub(super) fn wait(&self, until: Instant) -> Option<(T, Result<()>)> {
+        let take_done = |state: &mut TaskCellState<T>| match std::mem::take(state) {
+            TaskCellState::Done(task, result) => Some((task, result)),
+            other => {
+                *state = other;
+                None
+            }
+        };
+        Wait::until(until).on(&self.state, &self.done, take_done).ok()
+    }
+
+    /// Tells what waits for the work that it is done.
+    pub(super) fn tell(&self) {
+        self.done.notify_all();
+        // A waker that is stored later finds the work done.
+        let waker = lock(&self.waker).take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
 
 /// The identity of the thread that runs some work.
 #[derive(Clone, Copy)]
@@ -114,7 +159,7 @@ impl<T: Task> WorkEnd<T> {
     /// Ends the work. `end` gets what the work owns.
     pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
         let mut state = lock(&self.0.state);
-        if let TaskCellState::Queued(mut task, _) = std::mem::replace(&mut *state, TaskCellState::Empty) {
+        if let TaskCellState::Queued(mut task, _) = std::mem::take(&mut *state) {
             let result = end(&mut task).map_err(|error| task.label(error));
             *state = TaskCellState::Done(task, result);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::task_cell::TaskCell;
+use super::queued_work::TaskCell;
 use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, Result};
 use crate::issue_order::IssueTicket;

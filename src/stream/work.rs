@@ -4,10 +4,9 @@ use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::launched_work::LaunchedWork;
+use super::launched_work::{LaunchedWork, WakeSlot};
 use super::queued_work::{QueuedWork, WorkEnd, detached};
 use super::task::Task;
-use super::wake::WakeSlot;
 use crate::error::{Error, Result, error};
 use crate::util::{deadline_after, interrupt};
 

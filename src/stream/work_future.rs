@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::wake::WakeSlot;
+use super::launched_work::WakeSlot;
 use super::work::{EnqueueError, Work};
 
 /// What `.await` on a [`Work`] waits for: its result, with what the work owned.

@@ -5,9 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use super::queued_work::{QueuedWork, WorkerThread, check_not_behind};
+use super::queued_work::{QueuedWork, TaskCell, TaskCellState, WorkerThread, check_not_behind};
 use super::task::{Task, run_in_turn, wait_for_turn};
-use super::task_cell::{TaskCell, TaskCellState};
 use super::work::WorkState;
 use crate::error::{Result, error};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, MISSED_TURN, TicketPosition};
@@ -78,7 +77,13 @@ impl Worker {
     ///
     /// The interrupt hook ends the wait.
     pub(super) fn wait_for_enqueued(&self) -> Result<()> {
-        self.queue.wait_for_enqueued()
+        let TaskQueue { state, changed } = &*self.queue;
+        let target = lock(state).enqueued;
+        let is_done = |state: &mut TaskQueueState| (state.done >= target).then_some(());
+        let waited = Wait::forever().on(state, changed, is_done);
+        waited.map_err(|stopped| {
+            stopped.error("while the stream's work had not ended", "the stream's work has not ended")
+        })
     }
 
     /// Checks that this thread may wait for everything in the queue.
@@ -109,7 +114,7 @@ trait Runnable: Send + Sync {
 
 impl<T: Task> Runnable for TaskCell<T> {
     fn run(&self) {
-        let state = std::mem::replace(&mut *lock(&self.state), TaskCellState::Empty);
+        let state = std::mem::take(&mut *lock(&self.state));
         let TaskCellState::Queued(mut task, ticket) = state else { return };
         let result = catch_unwind(AssertUnwindSafe(|| {
             wait_for_turn(&task, ticket.as_ref())?;
@@ -173,14 +178,5 @@ impl TaskQueue {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
         }
-    }
-
-    fn wait_for_enqueued(&self) -> Result<()> {
-        let target = lock(&self.state).enqueued;
-        let is_done = |state: &mut TaskQueueState| (state.done >= target).then_some(());
-        let waited = Wait::forever().on(&self.state, &self.changed, is_done);
-        waited.map_err(|stopped| {
-            stopped.error("while the stream's work had not ended", "the stream's work has not ended")
-        })
     }
 }

@@ -247,7 +247,7 @@ fn wrong_imports_are_found() {
     let import =
         |from: &str, to: &str| Import { from: from.to_owned(), to: to.to_owned(), file: String::new(), line: 1 };
     let mistake_of = |from, to| mistake(&import(from, to));
-    assert_eq!(mistake_of("stream::launch", "cuda::stream"), None);
+    assert_eq!(mistake_of("stream::launched_work", "cuda::stream"), None);
     assert_eq!(mistake_of("cuda::graph", "cuda::stream"), None);
     assert_eq!(mistake_of("cuda", "stream::work").as_deref(), Some("stream does not stand below cuda in LAYERS"));
     assert_eq!(mistake_of("util", "cuda").as_deref(), Some("cuda does not stand below util in LAYERS"));
