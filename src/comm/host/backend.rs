@@ -81,12 +81,13 @@ impl HostBackend {
 
     /// Begins a call: every call passes here once. Another thread of this rank may hold the lock
     /// until its own deadline.
-    fn enter(&self, deadline: Instant) -> Result<MutexGuard<'_, CallProgress>> {
+    fn enter(&self, deadline: Instant) -> Result<EnteredCall<'_>> {
         // First, because in a forked child the thread that held the lock does not exist
         // (invariant 21).
         self.check_process()?;
         // A call that is not made would leave the peers waiting, so this ends the communicator.
-        rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))
+        let progress = rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))?;
+        Ok(EnteredCall { backend: self, progress, deadline })
     }
 
     /// Begins a message. Its peer may be a rank that made another collective than this one, in
@@ -130,19 +131,29 @@ impl HostBackend {
     ///
     /// As [`Backend::run`].
     pub(super) unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
-        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
+        let mut call = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_entered(&mut progress, request) }
+        unsafe { call.run(request) }
     }
+}
 
-    /// Runs one collective of a call that has entered.
+/// A call of this rank that has entered: it has the rank's lock.
+struct EnteredCall<'a> {
+    backend: &'a HostBackend,
+    progress: MutexGuard<'a, CallProgress>,
+    deadline: Instant,
+}
+
+impl EnteredCall<'_> {
+    /// Runs one collective.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
-        self.check_alive().map_err(|e| request.label(e))?;
-        let mut call = RunningCall::new(&self.own, progress, request);
+    unsafe fn run(&mut self, request: &Request<'_>) -> Result<()> {
+        let backend = self.backend;
+        backend.check_alive().map_err(|e| request.label(e))?;
+        let mut call = RunningCall::new(&backend.own, &mut self.progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
             let text = error.to_string();
@@ -150,72 +161,59 @@ impl HostBackend {
             // The layer's name is this rank's. An error that every rank gets as it is comes
             // without.
             let reason = if is_shared(error.kind()) { text } else { error.to_string() };
-            self.end_because(error, &reason)
+            backend.end_because(error, &reason)
         })
     }
 
     /// Memory of `size` for `users` ranks, and its id. `first` allocates it and tells the others.
     /// All ranks make this call at once; a rank that is no user gives the id 0 to it.
     fn shared_memory(
-        &self,
+        &mut self,
         (first, users): (GroupRank, usize),
         size: SharedMemorySize,
         purpose: Purpose,
-        progress: &mut CallProgress,
-        deadline: Instant,
     ) -> Result<(u64, Arc<SharedMemory>)> {
+        let (backend, deadline) = (self.backend, self.deadline);
         // A communicator that has ended takes no memory.
-        self.check_alive()?;
-        if first != self.own.rank {
-            let id = self.gather_numbers(progress, purpose, 0, deadline)?[first.index()] as u64;
-            return Ok((id, self.memory.find(id, size.byte_len)?));
+        backend.check_alive()?;
+        if first != backend.own.rank {
+            let id = self.gather_numbers(purpose, 0)?[first.index()] as u64;
+            return Ok((id, backend.memory.find(id, size.byte_len)?));
         }
-        let keep_going = || self.check_peers().and_then(|()| check_allocation(deadline));
-        let allocated = self.memory.allocate(size, users, &keep_going);
+        let keep_going = || backend.check_peers().and_then(|()| check_allocation(deadline));
+        let allocated = backend.memory.allocate(size, users, &keep_going);
         // A peer that fails aborts before its connection ends. Its reason is the better error.
-        let (id, memory) = allocated.map_err(|error| self.domain().check().err().unwrap_or(error))?;
-        self.gather_numbers(progress, purpose, id as i64, deadline)?;
+        let (id, memory) = allocated.map_err(|error| backend.domain().check().err().unwrap_or(error))?;
+        self.gather_numbers(purpose, id as i64)?;
         Ok((id, memory))
     }
 
     /// The communicator of a group's members.
-    fn split_off(
-        &self,
-        group: Option<&SplitGroup>,
-        progress: &mut CallProgress,
-        deadline: Instant,
-    ) -> Result<Option<HostBackend>> {
+    fn split_off(&mut self, group: Option<&SplitGroup>) -> Result<Option<HostBackend>> {
         let Some(group) = group else {
-            self.gather_numbers(progress, Purpose::SPLIT, 0, deadline)?;
+            self.gather_numbers(Purpose::SPLIT, 0)?;
             return Ok(None);
         };
-        let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
-        let spans_processes = !members.iter().all(|rank| self.domain().is_local(*rank));
+        let (backend, domain) = (self.backend, &self.backend.own.segment.domain);
+        let members: Box<[Rank]> = group.members.iter().map(|rank| backend.origin(*rank)).collect();
+        let spans_processes = !members.iter().all(|rank| domain.is_local(*rank));
         let size = Segment::memory_size(0, members.len(), spans_processes);
         let users = (GroupRank(group.members[0].0), members.len());
-        let (id, memory) = self.shared_memory(users, size, Purpose::SPLIT, progress, deadline)?;
-        let domain = Arc::clone(&self.own.segment.domain);
-        let segment = Arc::new(Segment::new(domain, id, members, memory, 0, spans_processes));
-        Ok(Some(self.descendant(segment, group.rank)))
+        let (id, memory) = self.shared_memory(users, size, Purpose::SPLIT)?;
+        let segment = Segment::new(Arc::clone(domain), id, members, memory, 0, spans_processes);
+        Ok(Some(backend.descendant(Arc::new(segment), group.rank)))
     }
 
     /// This rank's part of a new block of symmetric memory.
-    fn symmetric_part(
-        &self,
-        byte_len: usize,
-        block_len: usize,
-        progress: &mut CallProgress,
-        deadline: Instant,
-    ) -> Result<Buffer> {
-        let segment = &*self.own.segment;
-        if !segment.spans_processes {
+    fn symmetric_part(&mut self, byte_len: usize, block_len: usize) -> Result<Buffer> {
+        let own = &self.backend.own;
+        if !own.segment.spans_processes {
             // Threads of one process reach all memory.
             return Shape::new(&[byte_len]).and_then(|shape| Buffer::with_shape(DataType::Uint8, shape));
         }
         let size = SharedMemorySize::fully_resident(block_len);
-        let users = (GroupRank(0), segment.len());
-        let (id, memory) = self.shared_memory(users, size, Purpose::ALLOCATE, progress, deadline)?;
-        let part = self.own.arena.add_block(segment, self.own.rank, id, byte_len, memory);
+        let (id, memory) = self.shared_memory((GroupRank(0), own.segment.len()), size, Purpose::ALLOCATE)?;
+        let part = own.arena.add_block(&own.segment, own.rank, id, byte_len, memory);
         // SAFETY: the part is `byte_len` zeros on pages of its own, mapped as long as it lives
         // (invariant 13). Peers touch them only in collectives in which this rank uses the buffer
         // (invariants 10 and 12).
@@ -225,48 +223,40 @@ impl HostBackend {
     /// New memory of all ranks, which the source has written with `fill`. The other ranks have it
     /// before that.
     fn filled_memory(
-        &self,
+        &mut self,
         purpose: Purpose,
         byte_len: usize,
         source: GroupRank,
         fill: Option<&mut Fill<'_>>,
-        progress: &mut CallProgress,
-        deadline: Instant,
     ) -> Result<Arc<SharedMemory>> {
+        let (backend, deadline) = (self.backend, self.deadline);
         // A mapping has at least one byte.
         let size = SharedMemorySize::fully_resident(byte_len.max(1));
-        let users = (source, self.own.segment.len());
-        let (_, memory) = self.shared_memory(users, size, purpose, progress, deadline)?;
+        let (_, memory) = self.shared_memory((source, backend.own.segment.len()), size, purpose)?;
         if let Some(fill) = fill {
             // SAFETY: the memory has as many initialized bytes, and no other rank uses them before
             // the barrier that follows.
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) };
             // The other ranks may have come to the barrier already, and die there.
-            fill(bytes, &|| self.check_peers().and_then(|()| check_writing(deadline)))?;
+            fill(bytes, &|| backend.check_peers().and_then(|()| check_writing(deadline)))?;
         }
         Ok(memory)
     }
 
     /// Ends a call in which memory was allocated: no rank returns before each one has mapped it, so
     /// that an error of one is an error of all.
-    fn leave_together(&self, progress: &mut CallProgress, purpose: Purpose, deadline: Instant) -> Result<()> {
+    fn leave_together(&mut self, purpose: Purpose) -> Result<()> {
         // SAFETY: without elements no buffer is used.
-        unsafe { self.run_entered(progress, &Request::barrier(purpose, deadline)) }
+        unsafe { self.run(&Request::barrier(purpose, self.deadline)) }
     }
 
     /// Gathers one number from every rank, in rank order.
-    fn gather_numbers(
-        &self,
-        progress: &mut CallProgress,
-        purpose: Purpose,
-        number: i64,
-        deadline: Instant,
-    ) -> Result<Vec<i64>> {
-        let mut all = vec![0i64; self.own.segment.len()];
+    fn gather_numbers(&mut self, purpose: Purpose, number: i64) -> Result<Vec<i64>> {
+        let mut all = vec![0i64; self.backend.own.segment.len()];
         let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
         let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.run_entered(progress, &Request::new(call, sides, deadline))? };
+        unsafe { self.run(&Request::new(call, sides, self.deadline))? };
         Ok(all)
     }
 }
@@ -316,18 +306,17 @@ impl Backend for HostBackend {
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let progress = &mut *self.enter(deadline)?;
-        let descendant = self.split_off(group, progress, deadline);
-        let descendant = descendant.map_err(|error| self.end(error.about(|| "split".to_owned())))?;
-        self.leave_together(progress, Purpose::SPLIT, deadline)?;
+        let mut call = self.enter(deadline)?;
+        let descendant = call.split_off(group).map_err(|error| self.end(error.about(|| "split".to_owned())))?;
+        call.leave_together(Purpose::SPLIT)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        let progress = &mut *self.enter(deadline)?;
+        let mut call = self.enter(deadline)?;
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
         let free = i64::try_from(free).unwrap_or(i64::MAX);
-        let all = self.gather_numbers(progress, Purpose::ALLOCATE, free, deadline)?;
+        let all = call.gather_numbers(Purpose::ALLOCATE, free)?;
         let block_len = Arena::block_len(byte_len, self.own.segment.len())?;
         // The first rank allocates the block. Every rank checks that rank's figure.
         let free = all[0];
@@ -340,11 +329,11 @@ impl Backend for HostBackend {
                 self.own.segment.member(GroupRank(0))
             );
         }
-        let buffer = self.symmetric_part(byte_len, block_len, progress, deadline);
         // Other ranks may have their parts and wait for this one, so an error ends the
         // communicator.
+        let buffer = call.symmetric_part(byte_len, block_len);
         let buffer = buffer.map_err(|error| self.end(error.about(|| "allocate".to_owned())))?;
-        self.leave_together(progress, Purpose::ALLOCATE, deadline)?;
+        call.leave_together(Purpose::ALLOCATE)?;
         Ok(buffer)
     }
 
@@ -356,11 +345,10 @@ impl Backend for HostBackend {
         fill: Option<&mut Fill<'_>>,
         deadline: Instant,
     ) -> Result<ReadOnlyMemory> {
-        let progress = &mut *self.enter(deadline)?;
+        let mut call = self.enter(deadline)?;
         // Other ranks wait for this one, so an error ends the communicator.
-        let memory = self.filled_memory(purpose, byte_len, source, fill, progress, deadline);
-        let memory = memory.map_err(|error| self.end(error))?;
-        self.leave_together(progress, purpose, deadline)?;
+        let memory = call.filled_memory(purpose, byte_len, source, fill).map_err(|error| self.end(error))?;
+        call.leave_together(purpose)?;
         // The source has written all before it left, and no rank writes from now on.
         Ok(Arc::new(ReadOnlyBytes::new(memory, byte_len).map_err(|error| self.end(error))?))
     }

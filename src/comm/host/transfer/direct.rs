@@ -81,12 +81,6 @@ impl RunningCall<'_> {
     ) -> Result<*mut u8> {
         let segment = &*self.own.segment;
         match self.protocol.header(peer).map_or(BufferLocation::Unreachable, buffer) {
-            BufferLocation::Address(_) if segment.spans_processes => {
-                bail!(System, "rank {} gives an address, and is in another process", segment.member(peer))
-            }
-            BufferLocation::Address(address) => {
-                Ok(std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add(offset))
-            }
             BufferLocation::List(_) if segment.spans_processes => {
                 bail!(System, "rank {} gives a list of addresses, and is in another process", segment.member(peer))
             }
@@ -98,12 +92,11 @@ impl RunningCall<'_> {
                 // valid while this rank has an access (invariants 9 and 10).
                 Ok(unsafe { own.read() }.pointer)
             }
-            BufferLocation::Block { id, offset: start } => {
-                self.own.arena.address_of(segment.member(peer), id, start.saturating_add(offset), byte_len)
-            }
-            BufferLocation::Unreachable => {
-                bail!(System, "rank {} has said nothing of this buffer", segment.member(peer))
-            }
+            // The buffer begins with what is before the offset.
+            location => match self.own.address_of(peer, location, offset.saturating_add(byte_len))? {
+                Some(address) => Ok(address.cast_mut().wrapping_add(offset)),
+                None => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
+            },
         }
     }
 
