@@ -64,8 +64,7 @@ impl Role {
         check_buffers(call, rank, call.used_bytes(rank, self.group_len()), sides.map(|side| side.addr()))
     }
 
-    /// Checks the buffers of a layer's call, for memory too. The call of an engine brings scratch
-    /// memory.
+    /// Checks the buffers of a layer's call, for memory too.
     pub(crate) fn check<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
         match self {
             Role::Member(communicator) => communicator.check_request(request),

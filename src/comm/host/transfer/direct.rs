@@ -13,7 +13,7 @@ use crate::memory::Address;
 use crate::rank::GroupRank;
 use crate::sync::{Ordering, fence};
 
-/// The bytes of a cache line.
+/// The bytes of a cache line. That many elements of any type are whole lines.
 const LINE: usize = 64;
 
 /// From how many bytes on all ranks share the work of a reduce. Below, the root alone is faster,
@@ -177,7 +177,7 @@ impl RunningCall<'_> {
     /// bytes.
     fn share(&self) -> (usize, usize) {
         let call = self.request.call;
-        // Shares of whole cache lines, so that two ranks do not write the same one.
+        // Two ranks do not write the same line.
         let elements = call.block_elements.div_ceil(self.own.segment.len()).next_multiple_of(LINE);
         let share = elements * call.data_type.byte_len();
         let start = (self.own.rank.index() * share).min(call.block_bytes());

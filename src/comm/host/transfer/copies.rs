@@ -1,14 +1,53 @@
-//! Collectives of a few KiB: each rank copies its input into its eager memory before it posts its
-//! header. Its peers read it there, so no rank waits at the end.
+//! Collectives in which each rank gives a copy of its input, so that no rank waits at the end: a few
+//! bytes in its header, up to a few KiB in its eager memory, where its peers read them.
+
+use smallvec::SmallVec;
 
 use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::memory::check_allocation;
+use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
 use crate::compute;
 use crate::error::Result;
 use crate::rank::GroupRank;
 
+/// The inputs of all ranks, one after the other, each aligned to every element type. Those that
+/// this rank does not read from headers are zeros. They are on the stack, unless many ranks give
+/// long ones.
+type Payloads = SmallVec<[u64; 512]>;
+
 impl RunningCall<'_> {
+    /// The bytes of this rank's input. Those of a list are copied to `room`.
+    pub(super) fn payload<'r>(&'r self, byte_len: usize, room: &'r mut [u8; PAYLOAD_BYTES]) -> &'r [u8] {
+        match byte_len {
+            0 => &[],
+            // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
+            // returns.
+            _ if !self.has_input_list() => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
+            _ => {
+                // SAFETY: there is room for the longest payload.
+                unsafe { self.collect_input(room.as_mut_ptr(), byte_len) };
+                &room[..byte_len]
+            }
+        }
+    }
+
+    /// Moves the elements from the peers' headers.
+    pub(super) fn inline(&mut self) -> Result<()> {
+        let segment = &*self.own.segment;
+        let words = self.input_bytes.div_ceil(size_of::<u64>());
+        let mut payloads = Payloads::new();
+        for peer in segment.ranks() {
+            // A header does not change before this rank has finished this collective (invariant 4).
+            let header = || self.protocol.header(peer);
+            match (self.takes_from(peer) && self.reads_copy_of(peer)).then(header).flatten() {
+                Some(header) => payloads.extend(header.payload(self.input_bytes)),
+                None => payloads.resize(payloads.len() + words, 0),
+            }
+        }
+        self.take_inputs(|peer| payloads[peer.index() * words..].as_ptr().cast())
+    }
+
     /// Copies this rank's input to where peers find it.
     pub(super) fn post_input(&self, byte_len: usize) -> Result<()> {
         if byte_len == 0 {
@@ -27,7 +66,7 @@ impl RunningCall<'_> {
     /// # Safety
     ///
     /// The target is valid for writes of `byte_len` bytes, the length of the input.
-    pub(super) unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
+    unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
         let part = if self.has_input_list() { self.request.call.block_bytes() } else { byte_len };
         for index in 0..byte_len / part.max(1) {
             let source = if self.has_input_list() { self.input_block(index) } else { self.request.input.pointer };
@@ -44,13 +83,13 @@ impl RunningCall<'_> {
 
     /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a
     /// list, it reads where it is: a peer may hold the cache lines of the copy.
-    pub(super) fn reads_copy_of(&self, peer: GroupRank) -> bool {
+    fn reads_copy_of(&self, peer: GroupRank) -> bool {
         peer != self.own.rank || self.has_input_list()
     }
 
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.
     /// `copy_of` finds the copy of a rank whose elements this one takes.
-    pub(super) fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
+    fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
         let call = self.request.call;
         let (rank, block) = (self.own.rank, call.block_bytes());
         let input_of = |peer| if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
