@@ -13,26 +13,24 @@ use crate::rank_process::Target;
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
 #[derive(Clone)]
 pub struct JobControl {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ControlState>>,
 }
 
 /// What the threads share.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct ControlState {
     /// The ranks of the present run. Their numbers stay theirs until the run has ended.
     pub(super) targets: Vec<Target>,
     /// The signal that ends the job, if it is to end.
     pub(super) end: Option<i32>,
-    /// How often the job was asked to end.
-    pub(super) requests_to_end: usize,
-    /// How many of these requests were calls of `end`.
     pub(super) calls_of_end: usize,
+    /// Whether the job was asked to end, and the run has not noticed yet.
+    pub(super) has_request: bool,
     /// Wakes the run.
     pub(super) news: Option<Arc<OwnedFd>>,
 }
 
 impl JobControl {
-    /// The control of a new job.
     pub(super) fn new() -> Self {
         JobControl { state: Arc::default() }
     }
@@ -76,6 +74,7 @@ impl JobControl {
             return Err(error!(InvalidArgument, "the job runs already; a second run begins when the first has ended"));
         }
         state.news = Some(Arc::clone(news));
+        state.has_request = state.end.is_some();
         Ok(())
     }
 
@@ -86,15 +85,15 @@ impl JobControl {
         state.news = None;
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ControlState> {
         lock(&self.state)
     }
 }
 
-impl State {
-    /// Counts a request to end the job, and wakes the run.
+impl ControlState {
+    /// Asks the run to end the job, and wakes it.
     fn request_end(&mut self) {
-        self.requests_to_end += 1;
+        self.has_request = true;
         if let Some(news) = &self.news {
             // The counter holds more than 2^63 calls.
             let _ = rustix::io::write(news, &1u64.to_ne_bytes());

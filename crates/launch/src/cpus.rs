@@ -18,9 +18,8 @@ pub fn cpu_shares(count: u32) -> Result<Vec<BTreeSet<usize>>> {
     let mut cpus: Vec<usize> = numbers(&own_cpus()?).collect();
     let count = count as usize;
     if count == 0 || cpus.len() < count {
-        let plural = |count: usize| if count == 1 { "" } else { "s" };
-        let cpus = format!("{} CPU{}", cpus.len(), plural(cpus.len()));
-        let ranks = format!("{count} rank{}", plural(count));
+        let of = |count: usize, noun| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+        let (cpus, ranks) = (of(cpus.len(), "CPU"), of(count, "rank"));
         return Err(error!(InvalidArgument, "{cpus} cannot be divided among {ranks}; run without binding"));
     }
     cpus.sort_by_cached_key(|cpu| (place(*cpu, "physical_package_id"), place(*cpu, "core_id"), *cpu));
@@ -34,13 +33,8 @@ fn place(cpu: usize, what: &str) -> i64 {
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// The kernel's form of sets of CPUs, one for each rank.
-///
-/// # Errors
-///
-/// - `InvalidArgument`: a set is empty, or has a CPU that processes of this one cannot have. The
-///   kernel itself would leave that CPU out of the set.
-/// - `System`: the system does not tell.
+/// The kernel's form of sets of CPUs, one for each rank. A CPU that processes of this one cannot
+/// have is an error; the kernel itself would leave it out of the set.
 pub(super) fn cpu_sets(sets: &[BTreeSet<usize>]) -> Result<Vec<CpuSet>> {
     let usable = usable(sets)?;
     (0..).zip(sets).map(|(rank, cpus): (u32, _)| cpu_set(&format!("rank {rank}"), cpus, &usable)).collect()

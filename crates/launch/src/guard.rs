@@ -113,23 +113,22 @@ fn exit() -> ! {
 
 /// Blocks all signals for this thread. Returns the mask before.
 fn block_all_signals() -> Result<libc::sigset_t> {
-    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: `sigfillset` writes the first set. `pthread_sigmask` reads it and writes the second.
-    let code = unsafe {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: the call writes the set.
+    let all = unsafe {
         libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
+        all.assume_init()
     };
-    match code {
-        // SAFETY: the call succeeded, so it wrote the set.
-        0 => Ok(unsafe { before.assume_init() }),
-        code => Err(Error::from_raw_os_error(code)),
-    }
+    set_signal_mask(&all)
 }
 
-fn set_signal_mask(mask: &libc::sigset_t) -> Result<()> {
-    // SAFETY: the call reads the set, and writes nothing: the address of the set before is null.
-    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) } {
-        0 => Ok(()),
+/// Sets this thread's mask. Returns the one before.
+fn set_signal_mask(mask: &libc::sigset_t) -> Result<libc::sigset_t> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: the call reads the first set and writes the second.
+    match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, before.as_mut_ptr()) } {
+        // SAFETY: the call succeeded, so it wrote the set.
+        0 => Ok(unsafe { before.assume_init() }),
         code => Err(Error::from_raw_os_error(code)),
     }
 }

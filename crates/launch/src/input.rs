@@ -13,12 +13,12 @@ const PIECE: usize = 4096;
 
 /// The thread that copies the input. Dropping it ends the thread. From then on it reads nothing, so
 /// that the next line is for the next run of the job, or for this program.
-pub(super) struct Input {
+pub(super) struct InputCopy {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Input {
+impl InputCopy {
     /// Starts the thread. It also ends with the input, or when the rank no longer reads.
     pub(super) fn copy_to(pipe: ChildStdin) -> Result<Self> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -26,11 +26,11 @@ impl Input {
         // An error means that the terminal or the rank's end of the pipe is gone.
         let copy = move || drop(copy(&terminal, OwnedFd::from(pipe).into(), &stopped));
         let thread = std::thread::Builder::new().name("dcl-input".to_owned()).spawn(copy)?;
-        Ok(Input { stop, thread: Some(thread) })
+        Ok(InputCopy { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Input {
+impl Drop for InputCopy {
     fn drop(&mut self) {
         // The counter holds more than 2^63 calls.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());

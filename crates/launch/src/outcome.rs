@@ -59,7 +59,7 @@ impl fmt::Display for Outcome {
             Outcome::Success => f.write_str("all ranks exited with code 0"),
             Outcome::Failed { rank, status } => match (status.code(), status.signal()) {
                 (Some(code), _) => write!(f, "rank {rank} exited with code {code}"),
-                (None, signal) => write!(f, "rank {rank} was ended by signal {}", Named(signal.unwrap_or(0))),
+                (None, signal) => write!(f, "rank {rank} was ended by signal {}", named(signal.unwrap_or(0))),
             },
             Outcome::Missed { rank, waiting } => {
                 let (noun, verb) = if waiting.len() == 1 { ("rank", "waits") } else { ("ranks", "wait") };
@@ -70,7 +70,7 @@ impl fmt::Display for Outcome {
                     listed(waiting)
                 )
             }
-            Outcome::Ended { signal } => write!(f, "interrupted by signal {}", Named(*signal)),
+            Outcome::Ended { signal } => write!(f, "interrupted by signal {}", named(*signal)),
         }
     }
 }
@@ -85,16 +85,9 @@ fn listed(ranks: &BTreeSet<Rank>) -> String {
     }
 }
 
-/// The number of a signal, shown with its name if it has one: `11 (SIGSEGV)`.
-struct Named(i32);
-
-impl fmt::Display for Named {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The standard library has the names: `signal: 11 (SIGSEGV)`.
-        let status = (1..=64).contains(&self.0).then(|| ExitStatus::from_raw(self.0).to_string());
-        match status.as_ref().and_then(|text| text.strip_prefix("signal: ")) {
-            Some(named) => f.write_str(named),
-            None => write!(f, "{}", self.0),
-        }
-    }
+/// The number of a signal, with its name if it has one: `11 (SIGSEGV)`.
+fn named(signal: i32) -> String {
+    // The standard library has the names: `signal: 11 (SIGSEGV)`.
+    let text = (1..=64).contains(&signal).then(|| ExitStatus::from_raw(signal).to_string());
+    text.and_then(|text| Some(text.strip_prefix("signal: ")?.to_owned())).unwrap_or_else(|| signal.to_string())
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -61,7 +61,7 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The number of the event that says that all ranks have ended. Above every pipe's number.
 const RANKS_ENDED: u64 = u64::MAX;
 
-/// What a forwarding thread and the job share.
+/// What the forwarding threads and the job share.
 pub(super) struct Progress {
     /// For each rank, how many of its pipes are open.
     open_pipes: Vec<AtomicUsize>,
@@ -75,18 +75,19 @@ pub(super) struct Progress {
     abandoned: AtomicBool,
     /// Wakes the job.
     news: Arc<OwnedFd>,
+    /// Wakes the threads: all ranks have ended, or the job no longer waits.
+    ranks_ended: OwnedFd,
 }
 
 /// The threads that forward the output of a job's ranks: one for each stream.
 pub(super) struct Forwarding {
     progress: Arc<Progress>,
-    /// For each thread, what tells it that all ranks have ended.
-    threads: Vec<Arc<OwnedFd>>,
+    threads: usize,
 }
 
 impl Forwarding {
     /// `news` wakes the job when a thread gets further.
-    pub(super) fn new(rank_count: u32, news: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(rank_count: u32, news: Arc<OwnedFd>) -> Result<Self> {
         let progress = Progress {
             open_pipes: (0..rank_count).map(|_| AtomicUsize::new(0)).collect(),
             paid: AtomicUsize::new(0),
@@ -94,8 +95,9 @@ impl Forwarding {
             failure: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             news,
+            ranks_ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         };
-        Forwarding { progress: Arc::new(progress), threads: Vec::new() }
+        Ok(Forwarding { progress: Arc::new(progress), threads: 0 })
     }
 
     /// Starts a thread that gives one stream of all ranks to `output`.
@@ -103,16 +105,17 @@ impl Forwarding {
         for (rank, _) in &pipes {
             self.progress.open_pipes[rank.index()].fetch_add(1, Ordering::Relaxed);
         }
-        let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut stream = Stream {
-            epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            pipes: pipes.into_iter().map(|(rank, fd)| Pipe::new(rank, fd)).collect(),
-            open: 0,
-            sink: Sink { output, progress: Arc::clone(&self.progress) },
-        };
-        stream.watch(ended.as_fd())?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&epoll, &self.progress.ranks_ended, EventData::new_u64(RANKS_ENDED), flags)?;
+        for (number, (_, fd)) in (0..).zip(&pipes) {
+            epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN)?;
+        }
+        let pipe = |(rank, fd)| Pipe { rank, fd: Some(fd), text: Vec::new(), since: None, owed: 0 };
+        let sink = Sink { output, progress: Arc::clone(&self.progress) };
+        let stream = OutputStream { epoll, open: pipes.len(), pipes: pipes.into_iter().map(pipe).collect(), sink };
         std::thread::Builder::new().name("dcl-output".to_owned()).spawn(move || stream.run())?;
-        self.threads.push(ended);
+        self.threads += 1;
         Ok(())
     }
 
@@ -124,19 +127,17 @@ impl Forwarding {
     /// Tells the threads that all ranks have ended.
     pub(super) fn ranks_have_ended(&self) {
         // The counter holds more than 2^63 calls.
-        for thread in &self.threads {
-            let _ = rustix::io::write(thread, &1u64.to_ne_bytes());
-        }
+        let _ = rustix::io::write(&self.progress.ranks_ended, &1u64.to_ne_bytes());
     }
 
     /// Whether all that the ranks wrote before they ended is passed on.
     pub(super) fn is_paid(&self) -> bool {
-        self.progress.paid.load(Ordering::Acquire) == self.threads.len()
+        self.progress.paid.load(Ordering::Acquire) == self.threads
     }
 
     /// Whether all pipes are closed, or held open by quiet processes.
     pub(super) fn is_finished(&self) -> bool {
-        self.progress.finished.load(Ordering::Acquire) == self.threads.len()
+        self.progress.finished.load(Ordering::Acquire) == self.threads
     }
 
     /// The error of an output, if one has failed. What ranks write after it is lost.
@@ -172,7 +173,7 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// One stream of all ranks.
-struct Stream {
+struct OutputStream {
     epoll: OwnedFd,
     pipes: Vec<Pipe>,
     open: usize,
@@ -212,18 +213,7 @@ impl Sink {
     }
 }
 
-impl Stream {
-    fn watch(&mut self, ended: BorrowedFd<'_>) -> Result<()> {
-        epoll::add(&self.epoll, ended, EventData::new_u64(RANKS_ENDED), EventFlags::IN | EventFlags::ET)?;
-        for (number, pipe) in self.pipes.iter().enumerate() {
-            if let Some(fd) = &pipe.fd {
-                epoll::add(&self.epoll, fd, EventData::new_u64(number as u64), EventFlags::IN)?;
-                self.open += 1;
-            }
-        }
-        Ok(())
-    }
-
+impl OutputStream {
     fn run(mut self) {
         // An error of the kernel's queue would leave pipes unread: then they are closed, so that no
         // rank waits for a reader.
@@ -312,10 +302,6 @@ impl Stream {
 }
 
 impl Pipe {
-    fn new(rank: Rank, fd: OwnedFd) -> Self {
-        Pipe { rank, fd: Some(fd), text: Vec::new(), since: None, owed: 0 }
-    }
-
     /// Passes on what is held back.
     fn pass_on(&mut self, sink: &Sink) {
         self.since = None;

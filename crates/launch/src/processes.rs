@@ -17,19 +17,19 @@ const MOST_SEARCHES: usize = 16;
 pub(super) fn living_groups() -> Option<BTreeSet<i32>> {
     let processes = std::fs::read_dir("/proc").ok()?;
     let stats = processes.flatten().filter_map(|process| std::fs::read(process.path().join("stat")).ok());
-    Some(stats.filter_map(|stat| Some(Stat::of_living(&stat)?.group)).collect())
+    Some(stats.filter_map(|stat| Some(LivingProcess::parse(&stat)?.group)).collect())
 }
 
 /// What `/proc/<pid>/stat` says of a process.
-struct Stat {
+struct LivingProcess {
     group: i32,
     /// In clock ticks since the machine was started.
     start_time: u64,
 }
 
-impl Stat {
+impl LivingProcess {
     /// Parses the text of a process that has not ended.
-    fn of_living(text: &[u8]) -> Option<Self> {
+    fn parse(text: &[u8]) -> Option<Self> {
         // `7 (a name) S 1 7 ...`: after the name, which may contain any characters, come the state,
         // the parent, the group and, as the 22nd of all fields, the time.
         let name_end = text.iter().rposition(|byte| *byte == b')')?;
@@ -37,11 +37,11 @@ impl Stat {
         if matches!(fields.next()?, "Z" | "X") {
             return None;
         }
-        Some(Stat { group: fields.nth(1)?.parse().ok()?, start_time: fields.nth(16)?.parse().ok()? })
+        Some(LivingProcess { group: fields.nth(1)?.parse().ok()?, start_time: fields.nth(16)?.parse().ok()? })
     }
 }
 
-/// The time since the machine was started, in the clock ticks of [`Stat`].
+/// The time since the machine was started, in the clock ticks of [`LivingProcess`].
 ///
 /// It only makes a system call. `ticks_per_second` is what the system says; see `sysconf`.
 pub(super) fn now_in_ticks(ticks_per_second: u64) -> u64 {
@@ -49,33 +49,23 @@ pub(super) fn now_in_ticks(ticks_per_second: u64) -> u64 {
     now.tv_sec as u64 * ticks_per_second + now.tv_nsec as u64 * ticks_per_second / 1_000_000_000
 }
 
-/// Kills every process that has this text in its environment, as far as this user may.
+/// Kills every process, as far as this user may, that has this text in its environment or belongs
+/// to a target. The targets are numbers of processes, and of groups, which a process has started
+/// that ended at the time `end`, in clock ticks. As the targets have been reaped since, other
+/// processes may have their numbers: those started later.
 ///
 /// It only makes system calls: it allocates nothing and takes no lock, so that a process may call
 /// it after a fork.
-pub(super) fn kill_marked(mark: &[u8]) {
-    kill(|process| process.environment_has(mark));
-}
-
-/// Kills the processes of [`kill_marked`] and those of the targets, which are numbers of processes
-/// that were started, and of groups, by a process that has ended at the time `end`, in clock ticks.
-/// As the targets have been reaped since, other processes may have their numbers: those started
-/// later.
 pub(super) fn kill_job(mark: &[u8], targets: &[i32], end: u64) {
-    kill(|process| process.environment_has(mark) || process.is_one_of(targets, end));
-}
-
-/// Kills every process that belongs to a job.
-fn kill(belongs: impl Fn(&Process<'_>) -> bool) {
     for _ in 0..MOST_SEARCHES {
-        if !search(&belongs) {
+        if !search(|process| process.environment_has(mark) || process.is_one_of(targets, end)) {
             return;
         }
     }
 }
 
 /// Kills the processes that one pass over /proc finds. Returns whether there were any.
-fn search(belongs: impl Fn(&Process<'_>) -> bool) -> bool {
+fn search(belongs: impl Fn(&FoundProcess<'_>) -> bool) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(proc) = openat(CWD, c"/proc", flags, Mode::empty()) else { return false };
     let mut space = [MaybeUninit::uninit(); 4096];
@@ -83,11 +73,11 @@ fn search(belongs: impl Fn(&Process<'_>) -> bool) -> bool {
     let mut found = false;
     while let Some(Ok(entry)) = entries.next() {
         let number = entry.file_name();
-        let Some(pid) = pid_of(number) else { continue };
+        let Some(pid) = number.to_str().ok().and_then(|number| Pid::from_raw(number.parse().ok()?)) else { continue };
         // The process is opened before its files are read: a later process with the same number
         // gets no signal.
         if let Ok(opened) = pidfd_open(pid, PidfdFlags::empty())
-            && belongs(&Process { proc: &proc, number, pid })
+            && belongs(&FoundProcess { proc: &proc, number, pid })
         {
             found |= pidfd_send_signal(&opened, Signal::KILL).is_ok();
         }
@@ -95,18 +85,14 @@ fn search(belongs: impl Fn(&Process<'_>) -> bool) -> bool {
     found
 }
 
-fn pid_of(name: &CStr) -> Option<Pid> {
-    Pid::from_raw(name.to_str().ok()?.parse().ok()?)
-}
-
 /// A process that a pass over /proc has found. Its methods allocate nothing.
-struct Process<'a> {
+struct FoundProcess<'a> {
     proc: &'a OwnedFd,
     number: &'a CStr,
     pid: Pid,
 }
 
-impl Process<'_> {
+impl FoundProcess<'_> {
     /// Opens a file of the process, such as `/stat`.
     fn open(&self, name: &[u8]) -> Option<OwnedFd> {
         let mut path = [0; 32];
@@ -137,10 +123,13 @@ impl Process<'_> {
 
     /// Whether it is a target or in the group of one, and was started before this time.
     fn is_one_of(&self, targets: &[i32], end: u64) -> bool {
+        if targets.is_empty() {
+            return false;
+        }
         // Longer than the file: a name and some 50 numbers.
         let mut text = [0; 2048];
         let read = self.open(b"/stat").and_then(|file| rustix::io::read(&file, &mut text).ok());
-        let Some(stat) = read.and_then(|len| Stat::of_living(&text[..len])) else { return false };
+        let Some(stat) = read.and_then(|len| LivingProcess::parse(&text[..len])) else { return false };
         stat.start_time <= end && (targets.contains(&self.pid.as_raw_pid()) || targets.contains(&-stat.group))
     }
 }
@@ -184,8 +173,11 @@ mod tests {
     #[test]
     fn a_process_has_a_group_and_a_start_time() {
         let text = format!("7 (a) (b)) S 5 6 {} 99 0", "0 ".repeat(16));
-        let stat = Stat::of_living(text.as_bytes()).expect("it lives");
+        let stat = LivingProcess::parse(text.as_bytes()).expect("it lives");
         assert_eq!((stat.group, stat.start_time), (6, 99));
-        assert!(Stat::of_living(text.replace(" S ", " Z ").as_bytes()).is_none() && Stat::of_living(b"7 (a").is_none());
+        assert!(
+            LivingProcess::parse(text.replace(" S ", " Z ").as_bytes()).is_none()
+                && LivingProcess::parse(b"7 (a").is_none()
+        );
     }
 }

@@ -39,7 +39,7 @@ impl Target {
 /// A rank's process. It is not reaped before the job has ended, so that no other process gets its
 /// number.
 pub(super) struct RankProcess {
-    child: Child,
+    pub(super) child: Child,
     own_group: bool,
     /// How it has ended, if it has.
     pub(super) status: Option<ExitStatus>,
@@ -68,10 +68,6 @@ impl RankProcess {
         // nor take a lock.
         unsafe { command.pre_exec(set_up) };
         Ok(RankProcess { child: command.spawn()?, own_group, status: None })
-    }
-
-    pub(super) fn child(&mut self) -> &mut Child {
-        &mut self.child
     }
 
     pub(super) fn pid(&self) -> Pid {

@@ -14,11 +14,11 @@ use rustix::process::{PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_ope
 use rustix::thread::CpuSet;
 
 use crate::control::JobControl;
-use crate::events::{Event, Events};
+use crate::events::Events;
 use crate::guard::Guard;
-use crate::input::Input;
-use crate::output::{Forwarding, SharedOutput};
-use crate::processes::{kill_marked, living_groups};
+use crate::input::InputCopy;
+use crate::output::Forwarding;
+use crate::processes::{kill_job, living_groups};
 use crate::rank_process::RankProcess;
 use crate::reports::Reports;
 use crate::{Job, Outcome, descriptors};
@@ -60,7 +60,7 @@ pub(super) fn run(job: &Job, cpus: Option<&[CpuSet]>, command: impl FnMut(Rank) 
 
 struct Run<'a> {
     control: &'a JobControl,
-    variables: Variables,
+    variables: RunVariables,
     /// `None` once the job is over.
     guard: Option<Guard>,
     reports: Reports,
@@ -68,24 +68,15 @@ struct Run<'a> {
     events: Events,
     forwarding: Forwarding,
     /// The copy of a terminal's input to a rank.
-    input: Option<Input>,
+    input: Option<InputCopy>,
     /// The limit of open files that the ranks get: this process's before the job raised it.
     files: Rlimit,
-    /// How many of the requests to end the job were noticed.
-    requests: usize,
     /// Whether all ranks have ended, and what they left behind may go on.
     is_over: bool,
 }
 
-/// A request to end the job.
-struct Request {
-    signal: i32,
-    /// Whether [`JobControl::end`] was called a second time: then the ranks get SIGKILL.
-    is_second: bool,
-}
-
 /// What every rank's environment says of this run.
-struct Variables {
+struct RunVariables {
     /// Unique to this run.
     job: String,
     /// MASTER_PORT.
@@ -96,7 +87,7 @@ struct Variables {
     jobs: String,
 }
 
-impl Variables {
+impl RunVariables {
     fn new() -> Result<Self> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let job = format!("{}-{}", std::process::id(), now.as_nanos());
@@ -104,7 +95,7 @@ impl Variables {
         let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
         let port = address.map_err(|e| error!(System, "no free port: {e}").with_source(e))?.port();
         let outer = std::env::var(JOBS).unwrap_or_default();
-        Ok(Variables { socket: format!("distcollective-launch-{job}"), jobs: format!("{outer}{job};"), job, port })
+        Ok(RunVariables { socket: format!("distcollective-launch-{job}"), jobs: format!("{outer}{job};"), job, port })
     }
 
     /// What the environments of this run's processes have, and no other's.
@@ -130,7 +121,7 @@ impl<'a> Run<'a> {
     fn new(job: &'a Job) -> Result<Self> {
         let files = getrlimit(Resource::Nofile);
         descriptors::make_room(FILES_PER_RANK * u64::from(job.world_size));
-        let variables = Variables::new()?;
+        let variables = RunVariables::new()?;
         // The name that the environment gives to the job of these variables.
         let name = format!("loopback:{}/{}", variables.port, variables.job);
         let reports = Reports::listen(&variables.socket, name, job.world_size);
@@ -138,12 +129,14 @@ impl<'a> Run<'a> {
         let events = Events::new().map_err(failed("events cannot be watched"))?;
         let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let news = Arc::new(news.map_err(|e| failed("no event counter")(e.into()))?);
-        events.add_news(news.as_fd()).map_err(failed("an event counter cannot be watched"))?;
+        events.add_other(news.as_fd()).map_err(failed("an event counter cannot be watched"))?;
         if let Some(listener) = reports.listener() {
-            events.add_report(listener).map_err(failed("the ranks' reports cannot be watched"))?;
+            events.add_other(listener).map_err(failed("the ranks' reports cannot be watched"))?;
         }
         let guard = Guard::start(variables.mark().as_bytes(), job.world_size as usize);
         let guard = guard.map_err(failed("the process that guards the ranks cannot be started"))?;
+        let forwarding = Forwarding::new(job.world_size, Arc::clone(&news));
+        let forwarding = forwarding.map_err(failed("no event counter"))?;
         job.control.enter(&news)?;
         Ok(Run {
             control: &job.control,
@@ -152,10 +145,9 @@ impl<'a> Run<'a> {
             reports,
             ranks: Vec::new(),
             events,
-            forwarding: Forwarding::new(job.world_size, news),
+            forwarding,
             input: None,
             files,
-            requests: 0,
             is_over: false,
         })
     }
@@ -192,12 +184,12 @@ impl<'a> Run<'a> {
             stdout.extend(child.stdout.take().map(|pipe| (rank, OwnedFd::from(pipe))));
             stderr.extend(child.stderr.take().map(|pipe| (rank, OwnedFd::from(pipe))));
             if let Some(pipe) = child.stdin.take() {
-                self.input = Some(Input::copy_to(pipe).map_err(failed("standard input cannot be copied"))?);
+                self.input = Some(InputCopy::copy_to(pipe).map_err(failed("standard input cannot be copied"))?);
             }
         }
-        if let Some([to_stdout, to_stderr]) = &job.outputs {
-            self.forward(stdout, to_stdout)?;
-            self.forward(stderr, to_stderr)?;
+        for (pipes, output) in [stdout, stderr].into_iter().zip(job.outputs.iter().flatten()) {
+            let started = self.forwarding.start(pipes, Arc::clone(output));
+            started.map_err(failed("the ranks' output cannot be forwarded"))?;
         }
         Ok(())
     }
@@ -208,12 +200,7 @@ impl<'a> Run<'a> {
             guard.add(process.target())?;
         }
         self.events.add_rank(rank.index(), pidfd_open(process.pid(), PidfdFlags::empty())?)?;
-        Ok(process.child())
-    }
-
-    fn forward(&mut self, pipes: Vec<(Rank, OwnedFd)>, output: &SharedOutput) -> Result<()> {
-        let started = self.forwarding.start(pipes, Arc::clone(output));
-        started.map_err(failed("the ranks' output cannot be forwarded"))
+        Ok(&mut process.child)
     }
 
     /// Waits for all ranks. If one fails or the job is ended, ends the others.
@@ -228,7 +215,7 @@ impl<'a> Run<'a> {
                 ending_since = Some(now);
                 steps = ending(Signal::TERM.as_raw(), now, now);
             }
-            if let Some(Request { signal, is_second }) = self.new_request_to_end() {
+            if let Some((signal, is_second)) = self.new_request_to_end() {
                 outcome = Outcome::Ended { signal };
                 let since = *ending_since.get_or_insert(now);
                 steps = if is_second { vec![(now, Signal::KILL)] } else { ending(signal, since, now) };
@@ -248,7 +235,7 @@ impl<'a> Run<'a> {
             }
             let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(now));
             let timeout = timeout.or(self.may_be_missed().then_some(POLL_INTERVAL));
-            if let Some(Event::Ended(number)) = self.next(timeout)?
+            if let Some(number) = self.next(timeout)?
                 && let Some(status) = self.poll(number)?
                 && !status.success()
                 && ending_since.is_none()
@@ -262,11 +249,9 @@ impl<'a> Run<'a> {
             }
         }
     }
-}
 
-impl Run<'_> {
-    /// Waits for the next event, or for the timeout.
-    fn next(&self, timeout: Option<Duration>) -> Result<Option<Event>> {
+    /// See [`Events::next`].
+    fn next(&self, timeout: Option<Duration>) -> Result<Option<usize>> {
         self.events.next(timeout).map_err(failed("events cannot be waited for"))
     }
 
@@ -275,12 +260,12 @@ impl Run<'_> {
         status.map_err(|e| failed("its end cannot be found out")(e).on_rank(Rank(number as u32)))
     }
 
-    /// What the job was asked since the last call, if it was asked to end.
-    fn new_request_to_end(&mut self) -> Option<Request> {
-        let state = self.control.lock();
-        let is_new = state.requests_to_end > self.requests;
-        self.requests = state.requests_to_end;
-        state.end.filter(|_| is_new).map(|signal| Request { signal, is_second: state.calls_of_end > 1 })
+    /// The signal that is to end the job, if it was asked to end since the last call, and whether
+    /// [`JobControl::end`] was called a second time: then the ranks get SIGKILL.
+    fn new_request_to_end(&self) -> Option<(i32, bool)> {
+        let mut state = self.control.lock();
+        let is_new = std::mem::take(&mut state.has_request);
+        state.end.filter(|_| is_new).map(|signal| (signal, state.calls_of_end > 1))
     }
 
     /// Whether a rank waits for others to initialize, and a rank has ended.
@@ -293,7 +278,7 @@ impl Run<'_> {
     fn missed(&mut self) -> Option<(Rank, BTreeSet<Rank>)> {
         let Run { reports, events, ranks, .. } = self;
         let is_rank = |pid, rank: usize| ranks.get(rank).is_some_and(|process| process.includes(pid));
-        reports.read(|connection| events.add_report(connection), is_rank);
+        reports.read(|connection| events.add_other(connection), is_rank);
         if !self.may_be_missed() {
             return None;
         }
@@ -317,15 +302,11 @@ impl Run<'_> {
     /// Kills the remaining ranks and all processes that ranks started.
     fn kill_all(&self) {
         self.ranks.iter().for_each(|rank| rank.target().send(Signal::KILL));
-        kill_marked(self.variables.mark().as_bytes());
+        kill_job(self.variables.mark().as_bytes(), &[], 0);
     }
 
-    /// Waits until the output is passed on. Returns an outcome if the job was asked to end
-    /// meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// An output has failed.
+    /// Waits until the output is passed on, or has failed. Returns an outcome if the job was asked
+    /// to end meanwhile.
     fn drain(&mut self) -> Result<Option<Outcome>> {
         self.forwarding.ranks_have_ended();
         let mut limit = None;
@@ -334,7 +315,7 @@ impl Run<'_> {
             if self.forwarding.is_paid() && now >= *limit.get_or_insert(now + LEFTOVER_LIMIT) {
                 break;
             }
-            if let Some(Request { signal, .. }) = self.new_request_to_end() {
+            if let Some((signal, _)) = self.new_request_to_end() {
                 self.kill_all();
                 return Ok(Some(Outcome::Ended { signal }));
             }
@@ -354,7 +335,7 @@ impl Drop for Run<'_> {
         self.control.leave();
         // Only then may other processes get the ranks' numbers.
         self.guard = None;
-        self.ranks.iter_mut().for_each(|rank| drop(rank.child().wait()));
+        self.ranks.iter_mut().for_each(|rank| drop(rank.child.wait()));
     }
 }
 
