@@ -38,11 +38,7 @@ pub(super) struct RankGpu {
 }
 
 impl RankGpu {
-    /// The GPU of this number.
-    ///
-    /// # Errors
-    ///
-    /// There is no such GPU, or NCCL cannot be used.
+    /// The GPU of this number, if NCCL can use it.
     fn find(ordinal: u32) -> Result<Self> {
         let device = Device::open(ordinal)?;
         Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: can_share_gpus()? })
@@ -52,19 +48,16 @@ impl RankGpu {
 /// What all ranks conclude.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreement {
-    pub(super) backend: AgreedBackend,
+    /// Never [`BackendKind::Auto`].
+    pub(super) backend: BackendKind,
     pub(super) is_one_machine: bool,
     /// Rank 0's.
     pub(super) seed: u64,
 }
 
 impl Agreement {
-    /// Concludes the same on every rank from what all ranks told: a backend and rank 0's seed.
-    ///
-    /// # Errors
-    ///
-    /// - `Disagreement`: ranks ask for different backends.
-    /// - `Unsupported`: the backend cannot be used. The error names the ranks and the reasons.
+    /// Concludes the same on every rank from what all ranks told. If the backend cannot be used,
+    /// the error names the ranks and the reasons.
     pub(super) fn of_ranks(infos: &[RankInfo]) -> Result<Self> {
         let ranks_that = |condition: &dyn Fn(&RankInfo) -> bool| {
             let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
@@ -91,7 +84,7 @@ impl Agreement {
         let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
         let obstacle = obstacle_to_nccl(infos);
         match (first.wanted, obstacle) {
-            (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(AgreedBackend::Nccl)),
+            (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(BackendKind::Nccl)),
             (BackendKind::Nccl, Some(obstacle)) => bail!(
                 Unsupported,
                 "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
@@ -107,15 +100,8 @@ impl Agreement {
             }
             (BackendKind::Host, _) => {}
         }
-        Ok(agreement(AgreedBackend::Host))
+        Ok(agreement(BackendKind::Host))
     }
-}
-
-/// The backend on which all ranks agreed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AgreedBackend {
-    Host,
-    Nccl,
 }
 
 impl RankInfo {

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use super::agreement::{AgreedBackend, Agreement, RankInfo};
-use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, ThisSystem, discover};
+use super::agreement::{Agreement, RankInfo};
+use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, System, discover};
 use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
@@ -185,7 +185,7 @@ impl EnvironmentBuilder {
         let line = Location::caller();
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
-        let discovery = discover(&self.given, &ThisSystem)?;
+        let discovery = discover(&self.given, &System::this())?;
         let timeout = match self.timeout {
             Some(timeout) => timeout,
             None => timeout_or(DEFAULT_TIMEOUT)?,
@@ -223,12 +223,12 @@ impl EnvironmentBuilder {
                 let host = connecting.host_communicator(job)?;
                 let agreement = Agreement::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
                 let communicator = match agreement.backend {
-                    AgreedBackend::Host => host,
-                    AgreedBackend::Nccl => {
+                    BackendKind::Nccl => {
                         let exchange = |bytes: &[u8]| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline);
                         let id = share_id(discovery.rank, exchange)?;
                         connecting.nccl_communicator(&id, Some(host))?
                     }
+                    _ => host,
                 };
                 return Ok((communicator, agreement));
             }
@@ -254,17 +254,15 @@ impl EnvironmentBuilder {
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
         let agreement =
             Agreement::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
-        let host = match agreement.is_one_machine {
-            true => Some(connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()))?),
-            false => None,
-        };
+        let connect_host = || connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()));
+        let host = agreement.is_one_machine.then(connect_host).transpose()?;
         let communicator = match (agreement.backend, host) {
-            (AgreedBackend::Host, Some(host)) => host,
-            (AgreedBackend::Host, None) => bail!(System, "ranks of several machines agreed on the host backend"),
-            (AgreedBackend::Nccl, host) => {
+            (BackendKind::Nccl, host) => {
                 let id = share_id(discovery.rank, |bytes| rendezvous.exchange(bytes, deadline))?;
                 connecting.nccl_communicator(&id, host)?
             }
+            (_, Some(host)) => host,
+            (_, None) => bail!(System, "ranks of several machines agreed on the host backend"),
         };
         Ok((communicator, agreement))
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
-use discovery::{CallerValues, Discovery, LAUNCH_SOCKET, ThisSystem};
+use discovery::{CallerValues, Discovery, LAUNCH_SOCKET, System};
 pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;
@@ -171,7 +171,7 @@ impl Environment {
 
     /// The launcher whose variables are set, if there is one.
     pub fn detect_launcher() -> Option<Launcher> {
-        discovery::launcher_of(&ThisSystem)
+        discovery::launcher_of(&System::this())
     }
 
     /// This process's rank and the number of ranks, by the launcher's variables alone.
@@ -180,7 +180,7 @@ impl Environment {
     ///
     /// `InvalidArgument`: a variable is missing or wrong, or variables contradict each other.
     pub fn detect_rank() -> Result<(Rank, u32)> {
-        let discovery = discovery::discover(&CallerValues::default(), &ThisSystem)?;
+        let discovery = discovery::discover(&CallerValues::default(), &System::this())?;
         Ok((discovery.rank, discovery.world_size))
     }
 
@@ -338,7 +338,7 @@ pub fn variable_names() -> impl Iterator<Item = &'static str> {
 pub fn variable_mistakes() -> Vec<String> {
     let mut mistakes = settings::mistakes();
     if Environment::detect_launcher().is_none() {
-        mistakes.extend(discovery::mistakes_without_launcher(&ThisSystem));
+        mistakes.extend(discovery::mistakes_without_launcher(&System::this()));
     }
     if std::env::var_os(SECRET).is_some_and(|secret| secret.is_empty()) {
         mistakes.push(format!("{SECRET} is empty; unset it, or give it at least one byte"));

@@ -1,19 +1,5 @@
-//! The launchers, their variables, and which launcher counts.
-//!
-//! A launcher is complete if both its rank and its world size are set. The first complete one in
-//! the order of [`LAUNCHERS`] counts, or, if none is complete, the first of which one is set, so
-//! that the error names the other one.
-//!
-//! If several are complete:
-//! - PMI's variables beside SLURM's with the same rank and world size, and without the local ones
-//!   that mpirun sets, are srun's (`srun --mpi=pmi2`): SLURM's count.
-//! - Otherwise SLURM's variables beside another launcher's are those of the allocation or of srun's
-//!   task in which that launcher runs: the other launcher's count.
-//! - Of two others one runs inside the other, and the inner one counts, also if this rank's numbers
-//!   are the same: those of other ranks may differ. The inner launcher's variables were set later:
-//!   some ancestor has the outer launcher's and not the inner one's.
-//! - If no ancestor shows that, launchers that give the same rank and world size agree, and the
-//!   first counts. If they disagree, the error names both.
+//! The launchers, their variables, and which launcher counts; see
+//! [`Environment`](crate::Environment).
 
 use std::fmt;
 
@@ -47,64 +33,45 @@ pub(crate) const LAUNCH_SOCKET: &str = "DCL_LAUNCH_SOCKET";
 const TORCH_ELASTIC: [&str; 3] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"];
 
 /// The variables of a launcher.
-pub(super) struct Variables {
+pub(super) struct LauncherVariables {
     pub(super) launcher: Launcher,
     pub(super) rank: &'static str,
     pub(super) world_size: &'static str,
-    pub(super) local_rank: &'static [&'static str],
-    pub(super) local_world_size: &'static [&'static str],
+    /// Local rank and local world size.
+    pub(super) local: Option<[&'static str; 2]>,
     /// The variables that together name the job, if MASTER_ADDR and MASTER_PORT do not.
     pub(super) job: &'static [&'static str],
     /// The variable that names a file through which the ranks find rank 0.
     pub(super) rendezvous_file: Option<&'static str>,
 }
 
+const fn numbers(launcher: Launcher, rank: &'static str, world_size: &'static str) -> LauncherVariables {
+    LauncherVariables { launcher, rank, world_size, local: None, job: &[], rendezvous_file: None }
+}
+
 /// All launchers, in the order in which they count.
-pub(super) static LAUNCHERS: [Variables; 5] = [
-    Variables {
-        launcher: Launcher::Torch,
-        rank: "RANK",
-        world_size: "WORLD_SIZE",
-        local_rank: &["LOCAL_RANK"],
-        local_world_size: &["LOCAL_WORLD_SIZE"],
-        job: &[],
-        rendezvous_file: None,
+pub(super) static LAUNCHERS: [LauncherVariables; 5] = [
+    LauncherVariables {
+        local: Some(["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
+        ..numbers(Launcher::Torch, "RANK", "WORLD_SIZE")
     },
-    Variables {
-        launcher: Launcher::TensorRt,
-        rank: "TRT_MY_RANK",
-        world_size: "TRT_WORLD_SIZE",
-        local_rank: &[],
-        local_world_size: &[],
-        job: &[],
+    LauncherVariables {
         rendezvous_file: Some("TRT_NCCL_ID_FILE"),
+        ..numbers(Launcher::TensorRt, "TRT_MY_RANK", "TRT_WORLD_SIZE")
     },
-    Variables {
-        launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        world_size: "OMPI_COMM_WORLD_SIZE",
-        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        local_world_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+    LauncherVariables {
+        local: Some(["OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"]),
         job: &["PMIX_NAMESPACE"],
-        rendezvous_file: None,
+        ..numbers(Launcher::OpenMpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     },
-    Variables {
-        launcher: Launcher::Pmi,
-        rank: "PMI_RANK",
-        world_size: "PMI_SIZE",
-        local_rank: &["MPI_LOCALRANKID"],
-        local_world_size: &["MPI_LOCALNRANKS"],
-        job: &[],
-        rendezvous_file: None,
+    LauncherVariables {
+        local: Some(["MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+        ..numbers(Launcher::Pmi, "PMI_RANK", "PMI_SIZE")
     },
-    Variables {
-        launcher: Launcher::Slurm,
-        rank: "SLURM_PROCID",
-        world_size: "SLURM_NTASKS",
-        local_rank: &["SLURM_LOCALID"],
-        local_world_size: &["SLURM_NTASKS_PER_NODE"],
+    LauncherVariables {
+        local: Some(["SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"]),
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-        rendezvous_file: None,
+        ..numbers(Launcher::Slurm, "SLURM_PROCID", "SLURM_NTASKS")
     },
 ];
 
@@ -129,9 +96,9 @@ impl fmt::Display for Launcher {
     }
 }
 
-impl Variables {
+impl LauncherVariables {
     /// The variables that a launcher sets.
-    pub(super) fn of(launcher: Launcher) -> Option<&'static Variables> {
+    pub(super) fn of(launcher: Launcher) -> Option<&'static LauncherVariables> {
         let launcher = if launcher == Launcher::DistCollective { Launcher::Torch } else { launcher };
         LAUNCHERS.iter().find(|v| v.launcher == launcher)
     }
@@ -140,26 +107,30 @@ impl Variables {
 impl Search<'_> {
     /// The launcher that has set these variables: torchrun's may be those of `distcollective
     /// launch`.
-    pub(super) fn name(&self, variables: &Variables) -> Launcher {
+    pub(super) fn name(&self, variables: &LauncherVariables) -> Launcher {
         let is_ours = self.is_set(LAUNCH_SOCKET) && !TORCH_ELASTIC.iter().any(|name| self.is_set(name));
         if is_ours && variables.launcher == Launcher::Torch { Launcher::DistCollective } else { variables.launcher }
     }
 
     /// The launcher that counts; see the module. If the launchers contradict each other, that is a
     /// mistake.
-    pub(super) fn launcher(&mut self) -> Option<&'static Variables> {
-        let is_complete = |v: &&Variables| self.is_set(v.rank) && self.is_set(v.world_size);
-        let mut complete: Vec<&'static Variables> = LAUNCHERS.iter().filter(is_complete).collect();
+    pub(super) fn launcher(&mut self) -> Option<&'static LauncherVariables> {
+        let is_complete = |v: &&LauncherVariables| self.is_set(v.rank) && self.is_set(v.world_size);
+        let mut complete: Vec<&'static LauncherVariables> = LAUNCHERS.iter().filter(is_complete).collect();
         if complete.is_empty() {
+            // The error then names the variable that is missing.
             return LAUNCHERS.iter().find(|v| self.is_set(v.rank) || self.is_set(v.world_size));
         }
         let of = |launcher| complete.iter().find(|v| v.launcher == launcher).copied();
         if let (Some(pmi), Some(slurm)) = (of(Launcher::Pmi), of(Launcher::Slurm)) {
-            let mut local = pmi.local_rank.iter().chain(pmi.local_world_size);
-            if self.give_equal_numbers(pmi, slurm) && !local.any(|name| self.is_set(name)) {
+            // srun sets PMI's variables too (`srun --mpi=pmi2`), but not the local ones that mpirun
+            // sets.
+            if self.give_equal_numbers(pmi, slurm) && !pmi.local.iter().flatten().any(|name| self.is_set(name)) {
                 complete.retain(|v| v.launcher != Launcher::Pmi);
             }
         }
+        // Otherwise SLURM's are those of the allocation, or of the task in which the other one
+        // runs.
         if complete.len() > 1 {
             complete.retain(|v| v.launcher != Launcher::Slurm);
         }
@@ -188,7 +159,7 @@ impl Search<'_> {
     }
 
     /// Whether two launchers give the same rank and world size.
-    fn give_equal_numbers(&self, one: &Variables, other: &Variables) -> bool {
+    fn give_equal_numbers(&self, one: &LauncherVariables, other: &LauncherVariables) -> bool {
         let number = |name| self.system.variable(name)?.to_str()?.trim().parse::<u32>().ok();
         let same = |a, b| number(a).is_some() && number(a) == number(b);
         same(one.rank, other.rank) && same(one.world_size, other.world_size)
@@ -196,10 +167,14 @@ impl Search<'_> {
 
     /// Which of two launchers was started by the other: its variables were set later, so an
     /// ancestor does not have them yet.
-    fn inner_of(&self, one: &'static Variables, other: &'static Variables) -> Option<&'static Variables> {
-        for ancestor in self.system.ancestors() {
+    fn inner_of(
+        &self,
+        one: &'static LauncherVariables,
+        other: &'static LauncherVariables,
+    ) -> Option<&'static LauncherVariables> {
+        for ancestor in &self.system.ancestors {
             ancestor.variables.as_ref()?;
-            let has = |name: &str| ancestor.variable(name) == self.system.variable(name).as_deref();
+            let has = |name: &str| ancestor.variable(name) == self.system.variable(name);
             let [has_one, has_other] = [one, other].map(|v| has(v.rank) && has(v.world_size));
             match (has_one, has_other) {
                 (true, true) => {}

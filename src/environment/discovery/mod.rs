@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 
 pub(crate) use launcher::LAUNCH_SOCKET;
 pub use launcher::Launcher;
-use launcher::{LAUNCHERS, Variables};
+use launcher::{LAUNCHERS, LauncherVariables};
+use rendezvous_point::RENDEZVOUS_PORT;
 use search::Search;
-use system::System;
-pub(super) use system::ThisSystem;
+pub(super) use system::System;
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
@@ -65,50 +65,47 @@ pub(super) struct Discovery {
 
 /// Every variable that is read.
 pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
-    let of_launcher = |v: &'static Variables| {
-        let lists = [v.local_rank, v.local_world_size, v.job];
-        [v.rank, v.world_size].into_iter().chain(lists.into_iter().flatten().copied()).chain(v.rendezvous_file)
+    let of_launcher = |v: &'static LauncherVariables| {
+        let numbers = [v.rank, v.world_size].into_iter().chain(v.local.into_iter().flatten());
+        numbers.chain(v.job.iter().copied()).chain(v.rendezvous_file)
     };
     let of_launchers = LAUNCHERS.iter().flat_map(of_launcher);
     of_launchers.chain(slurm::variable_names()).chain(rendezvous_point::variable_names())
 }
 
 /// What is wrong with variables that matter under every launcher, also if there is none.
-pub(super) fn mistakes_without_launcher(system: &dyn System) -> Vec<String> {
+pub(super) fn mistakes_without_launcher(system: &System) -> Vec<String> {
     let mut search = Search::new(system);
-    search.rendezvous_port(None);
+    search.port(None, RENDEZVOUS_PORT);
     search.mistakes
 }
 
 /// The launcher that counts.
-pub(super) fn launcher_of(system: &dyn System) -> Option<Launcher> {
+pub(super) fn launcher_of(system: &System) -> Option<Launcher> {
     let mut search = Search::new(system);
     search.launcher().map(|variables| search.name(variables))
 }
 
 /// Finds out which rank this process is, and where the others are.
-///
-/// # Errors
-///
-/// Everything that is missing or contradictory, in one error.
-pub(super) fn discover(given: &CallerValues, system: &dyn System) -> Result<Discovery> {
+pub(super) fn discover(given: &CallerValues, system: &System) -> Result<Discovery> {
     let mut search = Search::new(system);
     let explicit = given.rank.is_some() && given.world_size.is_some();
     let variables = match given.launcher {
-        Some(launcher) => Variables::of(launcher),
+        Some(launcher) => LauncherVariables::of(launcher),
         None if explicit => None,
         None => search.launcher(),
     };
     let launcher = given.launcher.or(variables.map(|v| search.name(v))).unwrap_or(Launcher::Explicit);
-    let names_of = |name: fn(&Variables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
+    let names_of = |name: fn(&LauncherVariables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
     let rank = search.required("rank", given.rank, variables.map(|v| v.rank), &names_of(|v| v.rank));
     let world_size =
         search.required("world_size", given.world_size, variables.map(|v| v.world_size), &names_of(|v| v.world_size));
     search.check_one_of("rank", rank, "world_size", world_size);
-    let local_rank = search.optional("local_rank", given.local_rank, variables.map_or(&[], |v| v.local_rank));
+    let (local_rank, local_world_size) = variables.and_then(|v| v.local).map(|[rank, size]| (rank, size)).unzip();
+    let local_rank = search.optional("local_rank", given.local_rank, local_rank);
     let (local_world_size, node_count) = match launcher {
         Launcher::Slurm => search.slurm_nodes(world_size),
-        _ => (search.optional("local_world_size", None, variables.map_or(&[], |v| v.local_world_size)), None),
+        _ => (search.optional("local_world_size", None, local_world_size), None),
     };
     search.check_local_numbers(local_rank, local_world_size, world_size);
     let several_machines = match (node_count, world_size.zip(local_world_size)) {

@@ -3,14 +3,14 @@
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
-use super::launcher::{Launcher, Variables};
+use super::launcher::{Launcher, LauncherVariables};
 use super::search::{GIVEN, Search};
 use super::{CallerValues, RendezvousPoint};
 use crate::environment::endpoint::{Endpoint, default_port, is_loopback};
 
 const ADDRESS: &str = "MASTER_ADDR";
 const PORT: &str = "MASTER_PORT";
-const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
+pub(super) const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
 
 /// Part of the job's name if they are set, whatever the launcher.
 const RUN: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
@@ -30,7 +30,7 @@ impl Search<'_> {
     pub(super) fn rendezvous_point(
         &mut self,
         given: &CallerValues,
-        variables: Option<&Variables>,
+        variables: Option<&LauncherVariables>,
         several_machines: Option<&str>,
     ) -> (RendezvousPoint, String) {
         let host = given.host.clone().or_else(|| self.text(ADDRESS).filter(|text| !text.is_empty()));
@@ -39,7 +39,7 @@ impl Search<'_> {
         let file = variables.and_then(|v| v.rendezvous_file);
         let name = self.job_name(variables, several_machines.is_some());
         let port = self.port(given.port, PORT);
-        let rendezvous_port = self.rendezvous_port(given.rendezvous_port);
+        let rendezvous_port = self.port(given.rendezvous_port, RENDEZVOUS_PORT);
         if let (Some(host), Some(port)) = (&host, port) {
             let source = if given.host.is_some() { GIVEN } else { "MASTER_ADDR, MASTER_PORT" };
             self.sources.insert("rendezvous", source.to_owned());
@@ -91,7 +91,7 @@ impl Search<'_> {
     }
 
     /// The launcher's own name of the job, and its source.
-    fn job_name(&mut self, variables: Option<&Variables>, several_machines: bool) -> Option<(String, String)> {
+    fn job_name(&mut self, variables: Option<&LauncherVariables>, several_machines: bool) -> Option<(String, String)> {
         let variables = variables?;
         let names = variables.job;
         let parts = self.texts(names);
@@ -102,18 +102,13 @@ impl Search<'_> {
             return None;
         }
         // Each machine has one of them.
-        let proxy = self.system.ancestors().into_iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
+        let proxy = self.system.ancestors.iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
         let name = format!("{HYDRA_PROXY}={},{}", proxy.pid, proxy.start_time);
         Some((name, format!("the process {HYDRA_PROXY} that started the ranks")))
     }
 
-    /// The port of rank 0 at MASTER_ADDR: the caller's or that of the variable.
-    pub(super) fn rendezvous_port(&mut self, given: Option<u16>) -> Option<u16> {
-        self.port(given, RENDEZVOUS_PORT)
-    }
-
     /// A port of the caller's or of a variable. One that is wrong is a mistake, but not missing.
-    fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
+    pub(super) fn port(&mut self, given: Option<u16>, name: &str) -> Option<u16> {
         let text = self.text(name).filter(|text| !text.is_empty());
         given.or_else(|| {
             let text = text?;

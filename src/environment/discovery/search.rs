@@ -9,14 +9,14 @@ pub(super) const GIVEN: &str = "given by the caller";
 
 /// What has been found so far.
 pub(super) struct Search<'a> {
-    pub(super) system: &'a dyn System,
+    pub(super) system: &'a System,
     pub(super) mistakes: Vec<String>,
     /// Where each value came from.
     pub(super) sources: BTreeMap<&'static str, String>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(system: &'a dyn System) -> Self {
+    pub(super) fn new(system: &'a System) -> Self {
         Search { system, mistakes: Vec::new(), sources: BTreeMap::new() }
     }
 
@@ -28,10 +28,10 @@ impl<'a> Search<'a> {
     /// A variable's text. If it is not UTF-8, that is a mistake, and the variable counts as set.
     pub(super) fn text(&mut self, name: &str) -> Option<String> {
         let value = self.system.variable(name)?;
-        Some(value.into_string().unwrap_or_else(|value| {
+        if value.to_str().is_none() {
             self.mistakes.push(format!("{name} is {value:?}, which is not UTF-8"));
-            value.to_string_lossy().into_owned()
-        }))
+        }
+        Some(value.to_string_lossy().into_owned())
     }
 
     /// The values of those variables that are set and not empty.
@@ -59,8 +59,8 @@ impl<'a> Search<'a> {
         all: &[&'static str],
     ) -> Option<u32> {
         let mistake = match (given, variable) {
-            (Some(_), _) => return self.optional(what, given, &[]),
-            (None, Some(name)) if self.is_set(name) => return self.optional(what, None, &[name]),
+            (Some(_), _) => return self.optional(what, given, None),
+            (None, Some(name)) if self.is_set(name) => return self.optional(what, None, Some(name)),
             (None, Some(name)) => format!("{name} is not set"),
             (None, None) => format!("{what} is not given, and none of {} is set", all.join(", ")),
         };
@@ -68,19 +68,16 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// A number that need not be there: the caller's, else that of the first variable that is set.
+    /// A number that need not be there: the caller's, else that of the variable.
     pub(super) fn optional(
         &mut self,
         what: &'static str,
         given: Option<u32>,
-        variables: &[&'static str],
+        variable: Option<&'static str>,
     ) -> Option<u32> {
-        if given.is_some() {
-            self.sources.insert(what, GIVEN.to_owned());
-            return given;
-        }
-        let (name, number) = variables.iter().find_map(|name| Some((*name, self.number(name)?)))?;
-        self.sources.insert(what, name.to_owned());
+        let source = if given.is_some() { GIVEN } else { variable? };
+        let number = given.or_else(|| self.number(source))?;
+        self.sources.insert(what, source.to_owned());
         Some(number)
     }
 
@@ -100,6 +97,7 @@ impl<'a> Search<'a> {
             self.mistakes.push(mistake);
         }
     }
+
     /// Checks that the numbers on this machine fit the world.
     pub(super) fn check_local_numbers(
         &mut self,

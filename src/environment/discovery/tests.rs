@@ -4,17 +4,10 @@ use super::rendezvous_point::HYDRA_PROXY;
 use super::system::Ancestor;
 use super::*;
 
-/// A system with these variables and ancestors.
-#[derive(Default)]
-struct FakeSystem {
-    variables: BTreeMap<String, OsString>,
-    ancestors: Vec<Ancestor>,
-}
-
-impl FakeSystem {
+impl System {
     fn new(variables: &[(&str, &str)]) -> Self {
-        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), OsString::from(value)));
-        FakeSystem { variables: variables.collect(), ancestors: Vec::new() }
+        let variables = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        System { variables: variables.collect(), ancestors: Vec::new() }
     }
 
     /// The same below a process that was started with these variables.
@@ -28,18 +21,8 @@ impl FakeSystem {
     }
 }
 
-impl System for FakeSystem {
-    fn variable(&self, name: &str) -> Option<OsString> {
-        self.variables.get(name).cloned()
-    }
-
-    fn ancestors(&self) -> Vec<Ancestor> {
-        self.ancestors.clone()
-    }
-}
-
 fn find(given: &CallerValues, variables: &[(&str, &str)]) -> Result<Discovery> {
-    discover(given, &FakeSystem::new(variables).below("sh", None).below(HYDRA_PROXY, None))
+    discover(given, &System::new(variables).below("sh", None).below(HYDRA_PROXY, None))
 }
 
 fn message(given: &CallerValues, variables: &[(&str, &str)]) -> String {
@@ -198,7 +181,7 @@ fn everything_missing_or_contradictory_is_told_at_once() {
 
 /// Launcher, rank, world size, local rank, local world size, rendezvous point and job; or what is
 /// wrong.
-fn found(system: &FakeSystem) -> String {
+fn found(system: &System) -> String {
     match discover(&CallerValues::default(), system) {
         Err(error) => error.to_string(),
         Ok(d) => {
@@ -209,7 +192,7 @@ fn found(system: &FakeSystem) -> String {
     }
 }
 
-fn srun<'a>(more: &[(&'a str, &'a str)]) -> FakeSystem {
+fn srun<'a>(more: &[(&'a str, &'a str)]) -> System {
     let step = [
         ("SLURM_PROCID", "3"),
         ("SLURM_NTASKS", "4"),
@@ -218,7 +201,7 @@ fn srun<'a>(more: &[(&'a str, &'a str)]) -> FakeSystem {
         ("SLURM_JOB_ID", "9"),
         ("SLURM_STEP_ID", "0"),
     ];
-    FakeSystem::new(&[&step[..], more].concat())
+    System::new(&[&step[..], more].concat())
 }
 
 const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_PORT", "1")];
@@ -282,7 +265,7 @@ fn pmi_from_srun_is_slurm_and_pmi_from_mpirun_is_not() {
     let mpirun = [&pmi[..], &[("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")]].concat();
     let mpirun = srun(&mpirun).below("sh", None).below(HYDRA_PROXY, None);
     assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] Machine hydra_pmi_proxy=101,5");
-    let elsewhere = FakeSystem::new(&pmi).below("sh", None).below("another", None);
+    let elsewhere = System::new(&pmi).below("sh", None).below("another", None);
     assert_eq!(
         found(&elsewhere),
         "launcher PMI (MPICH, Intel MPI): there is no rendezvous point: MASTER_ADDR and MASTER_PORT are not set, no variable of \
@@ -298,25 +281,25 @@ const OPEN_MPI: [(&str, &str); 3] =
 fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
     for stray in [("WORLD_SIZE", "8"), ("RANK", "0"), ("TRT_WORLD_SIZE", "8")] {
         let variables = [&[stray][..], &OPEN_MPI].concat();
-        assert_eq!(found(&FakeSystem::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
+        assert_eq!(found(&System::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
     }
-    assert_eq!(launcher_of(&FakeSystem::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
+    assert_eq!(launcher_of(&System::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
 }
 
 #[test]
 fn our_launcher_is_not_taken_for_torchrun() {
     let ours = [&TORCH[..], &[("DCL_LAUNCH_SOCKET", "name")]].concat();
-    assert_eq!(found(&FakeSystem::new(&ours)), "distcollective launch [0, 1, 0, 1] Machine loopback:29500/");
-    assert_eq!(launcher_of(&FakeSystem::new(&ours)), Some(Launcher::DistCollective));
+    assert_eq!(found(&System::new(&ours)), "distcollective launch [0, 1, 0, 1] Machine loopback:29500/");
+    assert_eq!(launcher_of(&System::new(&ours)), Some(Launcher::DistCollective));
     // torchrun as a rank of ours.
     let inner_torchrun = [&ours[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
-    assert!(found(&FakeSystem::new(&inner_torchrun)).starts_with("torchrun [0, 1, 0, 1]"));
+    assert!(found(&System::new(&inner_torchrun)).starts_with("torchrun [0, 1, 0, 1]"));
 }
 
 #[test]
 fn of_launchers_that_disagree_the_inner_one_counts() {
     let both = [&TORCH[..], &OPEN_MPI].concat();
-    let made = || FakeSystem::new(&both);
+    let made = || System::new(&both);
     // Shells and mpirun's own processes may lie between.
     let inner_mpirun = made().below("sh", Some(&both)).below("mpirun", Some(&TORCH)).below("launcher", Some(&[]));
     assert_eq!(found(&inner_mpirun), "Open MPI [1, 2, 1, 2] Machine loopback:29500//PMIX_NAMESPACE=77");
@@ -341,7 +324,7 @@ fn of_launchers_that_disagree_the_inner_one_counts() {
     }
     // Those that agree, and an allocation, are no contradiction.
     let equal = [&[("RANK", "1"), ("WORLD_SIZE", "2"), MASTER[0], MASTER[1]][..], &OPEN_MPI].concat();
-    assert!(found(&FakeSystem::new(&equal)).starts_with("torchrun [1, 2, 1, 2]"));
+    assert!(found(&System::new(&equal)).starts_with("torchrun [1, 2, 1, 2]"));
     assert!(found(&srun(&TORCH)).starts_with("torchrun [0, 1, 0, 1]"));
     assert!(found(&srun(&OPEN_MPI)).starts_with("Open MPI [1, 2, 1, 2]"));
     let torchrun_under_pmi2 = [&TORCH[..], &[("PMI_RANK", "3"), ("PMI_SIZE", "4")]].concat();
@@ -356,7 +339,7 @@ fn local_numbers_fit_the_world() {
         if !size.is_empty() {
             variables.push(("LOCAL_WORLD_SIZE", size));
         }
-        found(&FakeSystem::new(&variables))
+        found(&System::new(&variables))
     };
     let begin = "launcher torchrun: ";
     assert_eq!(
@@ -371,8 +354,8 @@ fn local_numbers_fit_the_world() {
 fn what_is_not_utf_8_is_no_less_there() {
     use std::os::unix::ffi::OsStringExt;
     let with = |name: &str, variables: &[(&str, &str)]| {
-        let mut system = FakeSystem::new(variables);
-        system.variables.insert(name.to_owned(), OsString::from_vec(b"a\xff".to_vec()));
+        let mut system = System::new(variables);
+        system.variables.insert(name.into(), OsString::from_vec(b"a\xff".to_vec()));
         system
     };
     for name in ["MASTER_ADDR", "DCL_JOB_ID"] {
