@@ -50,11 +50,8 @@ pub(super) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a host is this machine: its loopback, its own name, or one of its addresses.
-///
-/// # Errors
-///
-/// The interrupt hook ends the wait for the host's addresses.
+/// Whether a host is this machine: its loopback, its own name, or one of its addresses. Only an
+/// interrupt is an error.
 pub(super) fn is_this_machine(host: &str, deadline: Instant) -> Result<bool> {
     if is_loopback(host) || rustix::system::uname().nodename().to_str() == Ok(host) {
         return Ok(true);
@@ -69,11 +66,6 @@ pub(super) fn is_this_machine(host: &str, deadline: Instant) -> Result<bool> {
 
 /// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
 /// no deadline.
-///
-/// # Errors
-///
-/// - `System`: the host has no address, or it did not come in time.
-/// - `Interrupted`: the interrupt hook ends the wait.
 pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<SocketAddr>> {
     let name = without_brackets(host).to_owned();
     if let Ok(ip) = name.parse() {

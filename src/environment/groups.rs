@@ -12,15 +12,9 @@ use crate::util::lock;
 /// The name of the group of all ranks.
 const ALL_RANKS: &str = "default";
 
-/// The named groups of an environment.
-pub(super) struct NamedGroups(Mutex<BTreeMap<String, NamedGroup>>);
-
-/// A named group.
-enum NamedGroup {
-    /// A thread is in the collective call that makes it. The name is taken.
-    Pending,
-    Made(Members),
-}
+/// The named groups of an environment. A name is taken, without members, while a thread is in the
+/// collective call that makes its group.
+pub(super) struct NamedGroups(Mutex<BTreeMap<String, Option<Members>>>);
 
 /// The members of a group.
 #[derive(Clone)]
@@ -35,61 +29,48 @@ impl NamedGroups {
     /// The group of all ranks, and no other.
     pub(super) fn new(all: Communicator) -> Self {
         let members = Members { ranks: all.global_ranks(), communicator: Some(all) };
-        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), NamedGroup::Made(members))])))
+        NamedGroups(Mutex::new(BTreeMap::from([(ALL_RANKS.to_owned(), Some(members))])))
     }
 
-    /// Makes a group of these ranks of `all`. Collective.
-    ///
-    /// # Errors
-    ///
     /// See [`Environment::new_group`](super::Environment::new_group).
     pub(super) fn make(&self, all: &Communicator, name: &str, ranks: &[Rank]) -> Result<Option<Communicator>> {
         match lock(&self.0).entry(name.to_owned()) {
-            Entry::Vacant(entry) => drop(entry.insert(NamedGroup::Pending)),
-            Entry::Occupied(entry) => match entry.get() {
-                NamedGroup::Made(_) => bail!(InvalidArgument, "there is a group {name:?} already"),
-                NamedGroup::Pending => bail!(InvalidArgument, "another thread is making group {name:?}"),
-            },
+            Entry::Vacant(entry) => drop(entry.insert(None)),
+            Entry::Occupied(entry) if entry.get().is_some() => {
+                bail!(InvalidArgument, "there is a group {name:?} already")
+            }
+            Entry::Occupied(_) => bail!(InvalidArgument, "another thread is making group {name:?}"),
         }
         let group = all.new_named_group(Some(name), ranks);
         let mut groups = lock(&self.0);
         match &group {
             Ok(communicator) => {
                 let members = Members { ranks: ranks.to_vec(), communicator: communicator.clone() };
-                groups.insert(name.to_owned(), NamedGroup::Made(members));
+                groups.insert(name.to_owned(), Some(members));
             }
             Err(_) => drop(groups.remove(name)),
         }
         group
     }
 
-    /// The communicator of a group.
-    ///
-    /// # Errors
-    ///
-    /// There is no group of that name; this rank is not a member.
+    /// The communicator of a group, if this rank is a member.
     pub(super) fn get(&self, name: &str, own: Rank) -> Result<Communicator> {
         let Members { ranks, communicator } = self.members(name)?;
         communicator.ok_or_else(|| not_a_member(own, &format!("group {name:?}"), &ranks).on_rank(own))
     }
 
     /// The global ranks of a group, in its order.
-    ///
-    /// # Errors
-    ///
-    /// There is no group of that name.
     pub(super) fn ranks(&self, name: &str) -> Result<Vec<Rank>> {
         Ok(self.members(name)?.ranks)
     }
 
     /// The names of all groups, sorted.
     pub(super) fn names(&self) -> Vec<String> {
-        let made = |(name, group): (&String, &NamedGroup)| matches!(group, NamedGroup::Made(_)).then(|| name.clone());
-        lock(&self.0).iter().filter_map(made).collect()
+        lock(&self.0).iter().filter(|(_, members)| members.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
     fn members(&self, name: &str) -> Result<Members> {
-        if let Some(NamedGroup::Made(members)) = lock(&self.0).get(name) {
+        if let Some(Some(members)) = lock(&self.0).get(name) {
             return Ok(members.clone());
         }
         let names: Vec<String> = self.names().iter().map(|name| format!("{name:?}")).collect();

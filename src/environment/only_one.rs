@@ -20,9 +20,6 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 pub(super) struct OnlyOne(());
 
 impl OnlyOne {
-    /// # Errors
-    ///
-    /// There is an environment.
     pub(super) fn new(caller: String) -> Result<Self> {
         let mut current = lock(&CURRENT);
         if let Some(first) = &*current {

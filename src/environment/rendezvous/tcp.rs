@@ -19,11 +19,6 @@ const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr
 /// Listens at the host's address if it is one of this machine. Otherwise (names of services,
 /// address translation) it listens at every address of this machine of the same family. So it does
 /// for a name that only this machine resolves to its loopback, as `/etc/hosts` often has it.
-///
-/// # Errors
-///
-/// The port is in use, or the system allows no listening; the interrupt hook ends the wait for the
-/// host's addresses.
 pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpListener> {
     let found = match resolve(host, port, deadline) {
         Ok(found) => found,
