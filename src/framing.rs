@@ -29,10 +29,6 @@ pub(crate) struct Format {
 
 impl Format {
     /// Encodes a value, with its header.
-    ///
-    /// # Errors
-    ///
-    /// `System`: the value cannot be encoded.
     pub(crate) fn write(&self, value: &impl Serialize) -> Result<Vec<u8>> {
         let noun = self.noun;
         let body =
@@ -56,10 +52,6 @@ impl Format {
     }
 
     /// Decodes a value. All bytes have to belong to it.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn read<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T> {
         let noun = self.noun;
         let (value, left) = postcard::take_from_bytes(self.open(bytes)?)
@@ -71,10 +63,6 @@ impl Format {
     }
 
     /// The body, after its header and checksum have been checked.
-    ///
-    /// # Errors
-    ///
-    /// `InvalidPlan`: bytes are missing, altered or left over, or another version wrote them.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let noun = self.noun;
         if bytes.is_empty() {

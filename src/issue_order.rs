@@ -292,10 +292,6 @@ impl IssueOrder {
 
     /// Checks that this is the process of the communicator. Callers check before they take a
     /// ticket: in a child that was forked, a thread that is not there may hold the lock.
-    ///
-    /// # Errors
-    ///
-    /// This process was forked from that of the communicator.
     pub(crate) fn check_process(&self) -> Result<()> {
         self.shared.process.check("a communicator")
     }
@@ -359,12 +355,8 @@ impl IssueTicket<'_> {
         self.is_next
     }
 
-    /// Waits for this call's turn. `label` adds to an error or a warning which call it is.
-    ///
-    /// # Errors
-    ///
-    /// `deadline` passes before the turn comes; the interrupt hook ends the wait; the error of
-    /// `alive`, which says whether the communicator still works.
+    /// Waits for this call's turn, as long as `alive` says that the communicator still works.
+    /// `label` adds to an error or a warning which call it is.
     pub(crate) fn wait(
         &self,
         deadline: Instant,

@@ -9,7 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -55,11 +55,8 @@ impl Channel {
         Ok(Channel { socket: stream.into(), is_local: false, inbox: Vec::new(), session: None })
     }
 
-    /// A connection over a Unix socket.
-    ///
-    /// # Errors
-    ///
-    /// The other end is a process of another user.
+    /// A connection over a Unix socket. It is refused if the other end is a process of another
+    /// user; see [`refused_user`].
     pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
         let peer = Peer::of(&stream)?;
         if !peer.is_same_user() {
@@ -105,12 +102,10 @@ impl Channel {
 
     /// Sends bytes as they are.
     pub(crate) fn send_bytes(&self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
-        let sent = self.send_all(bytes, deadline);
-        if sent.is_err() {
+        self.send_all(bytes, deadline).inspect_err(|_| {
             // This fails if the connection has ended already.
             let _ = shutdown(&self.socket, Shutdown::Write);
-        }
-        sent
+        })
     }
 
     fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
@@ -227,60 +222,45 @@ pub(crate) fn refused_user(error: &io::Error) -> Option<u32> {
 }
 
 /// Where rank 0 accepts connections. It does not block.
-pub(crate) enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    pub(super) is_local: bool,
 }
 
 impl Listener {
     pub(crate) fn tcp(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Listener::Tcp(listener))
+        Ok(Listener { socket: listener.into(), is_local: false })
     }
 
     pub(crate) fn unix(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener))
-    }
-
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self, Listener::Unix(_))
+        Ok(Listener { socket: listener.into(), is_local: true })
     }
 
     /// The next connection; see [`Channel::tcp`] and [`Channel::unix`].
     pub(super) fn accept(&self) -> io::Result<Channel> {
-        match self {
-            Listener::Tcp(listener) => Channel::tcp(listener.accept()?.0),
-            Listener::Unix(listener) => Channel::unix(listener.accept()?.0),
-        }
+        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC)?;
+        if self.is_local { Channel::unix(socket.into()) } else { Channel::tcp(socket.into()) }
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 
 /// Sleeps until one of the connections is ready. It may return early, so the caller checks again.
-///
-/// # Errors
-///
-/// The deadline has come; the interrupt hook ends the wait
-/// ([`of_io`](crate::util::interrupt::of_io)); `poll` fails.
+/// For an interrupt see [`of_io`](crate::util::interrupt::of_io).
 pub(crate) fn wait(fds: &mut [PollFd<'_>], waiting: &mut Wait<'_>) -> io::Result<()> {
-    let sleep = waiting.step()?;
-    poll_for(fds, sleep)
+    poll_for(fds, waiting.step()?)
 }
 
 /// Sleeps until one of the connections is ready or the time is over.
 pub(crate) fn poll_for(fds: &mut [PollFd<'_>], time: Duration) -> io::Result<()> {
-    let timeout =
-        Timespec { tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() };
-    match poll(fds, Some(&timeout)) {
+    // A time that the kernel cannot express is endless.
+    match poll(fds, Timespec::try_from(time).ok().as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
     }

@@ -61,8 +61,7 @@ impl Key {
     }
 
     /// A proof of a claim without the secret, by which rank 0 tells a wrong secret from another
-    /// job. It lets no process in. A process that guesses the job's text learns no more from it
-    /// than from the proof of a job without a secret.
+    /// job. It lets no process in.
     pub(crate) fn prove_job(&self, challenge: &Challenge, claim: &Claim) -> Result<Proof> {
         let claim = encode(&Statement::Claim(challenge, claim))?;
         Ok(self.job.clone().chain_update(claim).finalize())
@@ -173,7 +172,7 @@ mod tests {
             instance: [0; 16],
             challenge: [first; 32],
         };
-        let welcome = Answer::Welcome { nonce: "0".repeat(32) };
+        let welcome = Answer::Welcome("0".repeat(32));
         let tag = |own, challenge: u8, claimed: u8| {
             let session = key.session(own, &[challenge; 32], &claim(claimed), &welcome);
             session.expect("a session").tag(&[7; 32])

@@ -51,7 +51,7 @@ pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};
-pub(crate) use peer::{Introduction, Obstacle, introduce};
+pub(crate) use peer::{Obstacle, introduce};
 pub(crate) use rank_0::{Gathering, Member};
 
 use crate::error::{Error, ErrorKind};
@@ -134,14 +134,11 @@ impl Claim {
 /// Rank 0's decision about a claim.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// The nonce is the same for all ranks. Over TCP no other gathering has it. On a Unix socket it
-    /// is empty.
-    Welcome {
-        nonce: String,
-    },
-    Refused {
-        reason: String,
-    },
+    /// With a nonce that is the same for all ranks. Over TCP no other gathering has it. On a Unix
+    /// socket it is empty.
+    Welcome(String),
+    /// With the reason.
+    Refused(String),
 }
 
 /// Why the sender ends the bootstrap or rendezvous.

@@ -40,25 +40,15 @@ impl From<Error> for Obstacle {
     }
 }
 
-/// What a process says in every handshake until rank 0 welcomes it.
-pub(crate) struct Introduction<'a> {
-    pub(crate) participant: &'a Participant<'a>,
-    pub(crate) key: &'a Key,
-    /// Made once in a process for all of its attempts.
-    pub(crate) instance: Instance,
-}
-
-/// Introduces this process to rank 0. Gives the nonce of rank 0's welcome; see [`Answer::Welcome`].
-///
-/// # Errors
-///
-/// Rank 0 did not welcome this process; see [`Obstacle`].
+/// Introduces this process to rank 0. `instance` is made once in a process for all of its attempts.
+/// Gives the nonce of rank 0's welcome; see [`Answer::Welcome`].
 pub(crate) fn introduce(
     channel: &mut Channel,
-    introduction: &Introduction<'_>,
+    participant: &Participant<'_>,
+    key: &Key,
+    instance: Instance,
     waiting: &mut Wait<'_>,
 ) -> Result<String, Obstacle> {
-    let Introduction { participant, key, instance } = *introduction;
     let challenge = match receive(channel, waiting)? {
         Handshake::Greeting { protocol, challenge } if protocol == PROTOCOL => challenge,
         _ => return Err(Obstacle::OtherProtocol),
@@ -77,8 +67,8 @@ pub(crate) fn introduce(
         {
             channel.begin_session(key.session(Sender::Peer, &challenge, &claim, &answer)?);
             match answer {
-                Answer::Welcome { nonce } => Ok(nonce),
-                Answer::Refused { reason } => Err(Obstacle::Refused(reason)),
+                Answer::Welcome(nonce) => Ok(nonce),
+                Answer::Refused(reason) => Err(Obstacle::Refused(reason)),
             }
         }
         Handshake::Refusal { same_job: true } => Err(Obstacle::WrongSecret),

@@ -30,6 +30,7 @@ const DESCRIPTOR_TIMEOUT: Duration = HELLO_TIMEOUT.saturating_add(Duration::from
 
 /// What rank 0 needs to gather the other ranks.
 pub(crate) struct Gathering<'a> {
+    pub(crate) listener: &'a Listener,
     pub(crate) participant: &'a Participant<'a>,
     pub(crate) key: &'a Key,
     /// See [`Answer::Welcome`].
@@ -53,24 +54,12 @@ impl Member {
 }
 
 impl Gathering<'_> {
-    /// Waits until all other ranks have come. Gives their processes, ordered by rank.
-    ///
-    /// # Errors
-    ///
-    /// - Ranks did not come before the deadline.
-    /// - A process of the job contradicts rank 0.
-    /// - There is no descriptor left for a connection.
-    ///
-    /// Every process that has come is told the error.
-    pub(crate) fn run(&self, listener: &Listener) -> Result<Vec<Member>> {
-        let mut state = GatheringState::new(self, listener);
-        match state.run() {
-            Ok(()) => Ok(state.members.into_values().collect()),
-            Err(error) => {
-                state.end(&error);
-                Err(error)
-            }
-        }
+    /// Waits until all other ranks have come. Gives their processes, ordered by rank. After an
+    /// error every process that has come is told it.
+    pub(crate) fn run(&self) -> Result<Vec<Member>> {
+        let mut state = GatheringState::new(self);
+        state.run().inspect_err(|error| state.end(error))?;
+        Ok(state.members.into_values().collect())
     }
 }
 
@@ -87,7 +76,6 @@ struct Stranger {
 
 struct GatheringState<'a> {
     gathering: &'a Gathering<'a>,
-    listener: &'a Listener,
     /// By their first rank.
     members: BTreeMap<u32, Member>,
     /// The ranks that have come and left. They may come again.
@@ -105,11 +93,10 @@ struct GatheringState<'a> {
 }
 
 impl<'a> GatheringState<'a> {
-    fn new(gathering: &'a Gathering<'a>, listener: &'a Listener) -> Self {
+    fn new(gathering: &'a Gathering<'a>) -> Self {
         let others = gathering.participant.world_size - gathering.participant.rank_count;
         GatheringState {
             gathering,
-            listener,
             members: BTreeMap::new(),
             left: BTreeSet::new(),
             strangers: VecDeque::new(),
@@ -179,9 +166,9 @@ impl<'a> GatheringState<'a> {
     fn step(&mut self, latest: Instant) -> Result<()> {
         let members = self.members.values().map(|member| &member.channel);
         let channels = members.chain(self.strangers.iter().map(|stranger| &stranger.channel));
-        let may_accept = !self.listener.is_local() || self.strangers.len() < MOST_STRANGERS;
+        let may_accept = !self.gathering.listener.is_local || self.strangers.len() < MOST_STRANGERS;
         let listener_events = if may_accept { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(self.listener, listener_events)];
+        let mut fds = vec![PollFd::new(self.gathering.listener, listener_events)];
         fds.extend(channels.map(|channel| PollFd::new(channel, PollFlags::IN)));
         let until = self.strangers.front().map_or(latest, |stranger| stranger.deadline);
         poll_for(&mut fds, until.min(latest).saturating_duration_since(Instant::now())).map_err(failed)?;
@@ -229,7 +216,7 @@ impl<'a> GatheringState<'a> {
 
     /// Accepts one connection and greets it.
     fn accept(&mut self) -> Result<()> {
-        let mut channel = match self.listener.accept() {
+        let mut channel = match self.gathering.listener.accept() {
             Ok(channel) => channel,
             Err(e) if refused_user(&e).is_some() => {
                 log::event!(WARN, "a connection was refused: {e}");
@@ -284,11 +271,8 @@ impl<'a> GatheringState<'a> {
         if parts.is_empty() { String::new() } else { format!("; rank 0 refused {}", parts.join(" and ")) }
     }
 
-    /// Makes a stranger a member, or refuses it.
-    ///
-    /// # Errors
-    ///
-    /// The peer knows the key and contradicts rank 0.
+    /// Makes a stranger a member, or refuses it. One that knows the key and contradicts rank 0 is
+    /// an error.
     fn admit(&mut self, stranger: Stranger, message: Message<Handshake>) -> Result<()> {
         let Gathering { key, nonce, .. } = *self.gathering;
         let Stranger { mut channel, challenge, .. } = stranger;
@@ -313,8 +297,8 @@ impl<'a> GatheringState<'a> {
         }
         let objection = self.objection(&claim)?;
         let answer = match &objection {
-            None => Answer::Welcome { nonce: (*nonce).to_owned() },
-            Some(reason) => Answer::Refused { reason: reason.clone() },
+            None => Answer::Welcome((*nonce).to_owned()),
+            Some(reason) => Answer::Refused(reason.clone()),
         };
         let proof = key.prove(&Statement::Answer(&challenge, &claim, &answer))?;
         let session = key.session(Sender::Rank0, &challenge, &claim, &answer)?;
@@ -338,7 +322,7 @@ impl<'a> GatheringState<'a> {
                 "ranks have to be given the same world size: rank {first_rank} has {world_size}, and rank 0 has {expected}"
             )));
         }
-        if !self.listener.is_local() && claim.rank_count != 1 {
+        if !self.gathering.listener.is_local && claim.rank_count != 1 {
             return Ok(Some(format!(
                 "a process that comes over TCP has one rank, and the process of rank {first_rank} has {}",
                 claim.rank_count
@@ -374,12 +358,12 @@ impl<'a> GatheringState<'a> {
     /// TCP rank 0 could prove nothing to these.
     fn end(&mut self, error: &Error) {
         send_end(self.members.values_mut().map(|member| &mut member.channel), error);
-        if self.listener.is_local() {
+        if self.gathering.listener.is_local {
             send_end(self.strangers.iter_mut().map(|stranger| &mut stranger.channel), error);
             // Processes that connect again and again do not keep rank 0 here.
             let until = Instant::now() + HELLO_TIMEOUT;
             while Instant::now() < until {
-                match self.listener.accept() {
+                match self.gathering.listener.accept() {
                     Ok(mut channel) => send_end([&mut channel], error),
                     Err(e) if refused_user(&e).is_some() => {}
                     Err(_) => break,
@@ -445,6 +429,7 @@ mod tests {
         let participant = participant();
         let key = Key::new(&participant, None).expect("a key");
         let gathering = Gathering {
+            listener: &listener,
             participant: &participant,
             key: &key,
             nonce: "",
@@ -452,7 +437,7 @@ mod tests {
             destination: String::new(),
         };
         let connect = || Channel::unix(UnixStream::connect_addr(&address).expect("a listener")).expect("a channel");
-        test(&mut GatheringState::new(&gathering, &listener), &key, &connect);
+        test(&mut GatheringState::new(&gathering), &key, &connect);
     }
 
     /// A process connects, and rank 0 greets it. Gives the process's channel and rank 0's

@@ -1,5 +1,5 @@
-//! The file by which ranks find rank 0: [`Announced`] as JSON. Its nonce is part of the key, so only
-//! a process that can read the file is let in.
+//! The file by which ranks find rank 0: [`Announced`] as JSON. Its nonce is part of the key, so
+//! only a process that can read the file is let in.
 //!
 //! A file has one rank 0. Rank 0 writes the file under another name and then links it to its name,
 //! which fails if there is a file of that name. An empty file, and one whose process has ended

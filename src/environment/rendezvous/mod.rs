@@ -124,13 +124,14 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
     };
     let listener = Listener::tcp(listener).map_err(|e| error!(System, "rank 0 cannot listen: {e}").with_source(e))?;
     let gathering = Gathering {
+        listener: &listener,
         participant,
         key: &Key::new(participant, announcement.as_ref().map(|file| &file.nonce))?,
         nonce,
         subject: String::new(),
         destination: format!(" to {endpoint}"),
     };
-    let mut channels: Vec<Channel> = gathering.run(&listener)?.into_iter().map(|member| member.channel).collect();
+    let mut channels: Vec<Channel> = gathering.run()?.into_iter().map(|member| member.channel).collect();
     // From here on the kernel refuses connections of processes that come too late, and the file is
     // gone.
     drop((listener, announcement));

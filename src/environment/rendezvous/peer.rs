@@ -9,9 +9,7 @@ use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
 use super::{AttemptError, file, tcp};
 use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::handshake::{
-    Channel, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end,
-};
+use crate::handshake::{Channel, Instance, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::interrupt;
 use crate::util::wait::{RETRY, Stopped, Wait};
 
@@ -88,7 +86,6 @@ fn attempt(
         }
     };
     let key = Key::new(participant, file_nonce.as_ref())?;
-    let introduction = Introduction { participant, key: &key, instance };
     let mut reasons = Vec::new();
     for host in &hosts {
         let addresses = match resolve(host, port, participant.deadline) {
@@ -100,7 +97,7 @@ fn attempt(
             }
         };
         for address in addresses {
-            match introduce_at(address, &introduction) {
+            match introduce_at(address, participant, &key, instance) {
                 Err(AttemptError::Passing(reason)) => reasons.push(format!("{address}: {reason}")),
                 other => return other,
             }
@@ -110,13 +107,18 @@ fn attempt(
 }
 
 /// Introduces this process at an address.
-fn introduce_at(address: SocketAddr, introduction: &Introduction<'_>) -> Result<(Channel, String), AttemptError> {
-    let deadline = introduction.participant.deadline;
+fn introduce_at(
+    address: SocketAddr,
+    participant: &Participant<'_>,
+    key: &Key,
+    instance: Instance,
+) -> Result<(Channel, String), AttemptError> {
+    let deadline = participant.deadline;
     let mut channel = tcp::connect(address, deadline)?;
     // The attempt is short; `find` logs a long wait.
     let mut waiting = Wait::until(attempt_until(deadline));
     let passing = |reason: &str| AttemptError::Passing(reason.to_owned());
-    let nonce = introduce(&mut channel, introduction, &mut waiting);
+    let nonce = introduce(&mut channel, participant, key, instance, &mut waiting);
     let nonce = nonce.map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => e.into(),
         Obstacle::Failed(error) => error.into(),

@@ -14,9 +14,7 @@ use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::handshake::{
-    Channel, End, Instance, Introduction, Key, Message, Obstacle, Participant, introduce, random, send_end,
-};
+use crate::handshake::{Channel, End, Instance, Key, Message, Obstacle, Participant, introduce, random, send_end};
 use crate::util::wait::{RETRY, Stopped, Wait};
 use crate::util::{caused_by, interrupt};
 
@@ -120,8 +118,8 @@ pub(super) fn introduce_to_rank_0(
     instance: Instance,
     waiting: &mut Wait<'_>,
 ) -> Result<()> {
-    let introduction = Introduction { participant, key: &Key::new(participant, None)?, instance };
-    introduce(channel, &introduction, waiting).map(drop).map_err(|obstacle| match obstacle {
+    let key = Key::new(participant, None)?;
+    introduce(channel, participant, &key, instance, waiting).map(drop).map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => not_received("read", e),
         Obstacle::Failed(error) => error,
         Obstacle::Refused(reason) => error!(Disagreement, "{reason}"),

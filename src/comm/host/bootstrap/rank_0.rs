@@ -29,6 +29,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
     let failed = |e| caused_by(error!(System, "the socket to meet on failed"), "ioctl(FIONBIO)", e);
     let listener = Listener::unix(listener).map_err(failed)?;
     let gathering = Gathering {
+        listener: &listener,
         participant,
         key: &Key::new(participant, None)?,
         // The socket's name is enough to tell one bootstrap from another.
@@ -36,7 +37,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
         subject: format!("job {:?}: ", participant.job),
         destination: String::new(),
     };
-    let members = gathering.run(&listener)?;
+    let members = gathering.run()?;
     // From here on the kernel refuses the connections of processes that come too late.
     drop(listener);
     start(participant, members)

@@ -183,7 +183,7 @@ fn a_false_rank_0_of_this_user_is_not_believed() {
             channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())),
             Ok(Message::Step(Handshake::Hello { .. }))
         ));
-        let answer = Answer::Welcome { nonce: String::new() };
+        let answer = Answer::Welcome(String::new());
         send(&mut channel, Handshake::Answer { answer, proof: [0; 32] });
         let error = peer.join().expect("no panic").expect_err("no rank 0");
         assert_eq!(error.kind(), ErrorKind::Disagreement);

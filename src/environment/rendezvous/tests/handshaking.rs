@@ -15,7 +15,7 @@ fn strangers_do_not_hold_up_peers() {
         trickle.write_all(&[100, 0, 0, 0, 1]).expect("rank 0 listens");
         drop(port.connect());
         let (peer, answer) = port.hello(&participant(0, 3), 1);
-        assert!(matches!(answer, Answer::Welcome { .. }));
+        assert!(matches!(answer, Answer::Welcome(_)));
         drop(peer);
         for secret in [Some(&b"another secret"[..]), None] {
             let (kind, message) =
@@ -90,7 +90,7 @@ fn a_false_rank_0_is_not_believed() {
             else {
                 panic!("no hello");
             };
-            let answer = Answer::Welcome { nonce: "0".repeat(32) };
+            let answer = Answer::Welcome("0".repeat(32));
             let key = Key::new(&participant, None).expect("a key");
             let proof = key.prove(&Statement::Answer(&challenge, &claim, &answer)).expect("a proof");
             send(&mut channel, Handshake::Answer { answer, proof });
@@ -162,10 +162,10 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
         scope(|scope| {
             let rank_0 = scope.spawn(|| error_of(Rendezvous::join(&port.endpoint, &participant(0, 3))));
             let (mut member, answer) = port.hello(&participant(0, 3), 2);
-            assert!(matches!(answer, Answer::Welcome { .. }));
+            assert!(matches!(answer, Answer::Welcome(_)));
             let claimed = Participant { rank_count, ..participant(0, world_size) };
             let (_channel, answer) = port.hello(&claimed, rank);
-            assert!(matches!(answer, Answer::Refused { reason: told } if told == reason));
+            assert!(matches!(answer, Answer::Refused(told) if told == reason));
             let told = member.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an end");
             assert!(
                 matches!(told, Message::<Step>::End(end) if end.cause == Cause::Disagreement && end.reason == reason)
@@ -192,9 +192,9 @@ fn one_process_may_come_twice() {
     scope(|scope| {
         let rank_0 = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
         let (mut first, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
-        assert!(matches!(answer, Answer::Welcome { .. }));
+        assert!(matches!(answer, Answer::Welcome(_)));
         let (second, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
-        assert!(matches!(answer, Answer::Welcome { .. }));
+        assert!(matches!(answer, Answer::Welcome(_)));
         let ended = first.receive::<Step>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).err();
         assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
         drop(second);
@@ -210,7 +210,7 @@ fn a_member_that_hangs_up_can_come_again() {
         let rank_0 = scope.spawn(|| join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[0]));
         for _ in 0..20 {
             let (channel, answer) = port.hello(&participant(0, 3), 1);
-            assert!(matches!(answer, Answer::Welcome { .. }));
+            assert!(matches!(answer, Answer::Welcome(_)));
             drop(channel);
         }
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);
