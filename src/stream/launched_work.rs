@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use super::SYNCHRONIZE_TIMEOUT;
 use super::task::{Task, Watch, run_in_turn, wait_for_turn};
-use super::work::WorkState;
 use crate::cuda::{CudaStream, Point};
 use crate::error::{Error, ErrorKind, Result};
 use crate::issue_order::IssueTicket;
@@ -16,16 +15,20 @@ use crate::util::lock;
 use crate::util::poller::Poller;
 use crate::util::wait::POLL;
 
-/// Enqueues a task on a CUDA stream.
-pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stream: &Arc<CudaStream>) -> WorkState<T> {
+/// Enqueues a task on a CUDA stream. Gives it back with the result if it has ended.
+pub(super) fn launch<T: Task>(
+    mut task: T,
+    ticket: Option<IssueTicket<'_>>,
+    stream: &Arc<CudaStream>,
+) -> Result<LaunchedWork<T>, (T, Result<()>)> {
     let watch = task.watch();
     // The wait may run the interrupt hook, which may change the current GPU.
     if let Err(error) = wait_for_turn(&task, ticket.as_ref()) {
-        return WorkState::Done(task, Err(error));
+        return Err((task, Err(error)));
     }
     let visit = match stream.visit() {
         Ok(visit) => visit,
-        Err(error) => return WorkState::Done(task, Err(error)),
+        Err(error) => return Err((task, Err(error))),
     };
     stream.expect(watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline));
     // From here on NCCL keeps the order of enqueued collectives.
@@ -33,7 +36,7 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
     // The work was recorded into the caller's graph. It may run never or many times, and events
     // cannot be queried during a capture.
     if visit.is_capturing() {
-        return WorkState::Done(task, result);
+        return Err((task, result));
     }
     stream.sweep_if_many();
     // If the task itself failed, it has ended its communicator.
@@ -42,12 +45,12 @@ pub(super) fn launch<T: Task>(mut task: T, ticket: Option<IssueTicket<'_>>, stre
             let end = stream.point();
             task.launched(&end, stream);
             let (task, stream, ending) = (Some(task), Arc::clone(stream), Ending { end, watch });
-            WorkState::Launched(LaunchedWork { task, ending, stream, label: T::label })
+            Ok(LaunchedWork { task, ending, stream, label: T::label })
         }
         Err(error) => {
             // Part of the work may have been enqueued.
             stream.drain();
-            WorkState::Done(task, Err(error))
+            Err((task, Err(error)))
         }
     }
 }

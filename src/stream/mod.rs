@@ -12,8 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use queued_work::{TaskCell, WorkEnd};
+pub(crate) use queued_work::TaskCell;
 pub(crate) use task::{Task, Watch};
+pub(crate) use work::WorkEnd;
 pub use work::{EnqueueError, Work, WorkError};
 pub use work_future::WorkFuture;
 
@@ -229,7 +230,10 @@ impl Stream {
                 }
                 let ticket = order.map(|(order, extent)| order.issue_here(extent));
                 if let Kind::Cuda(stream) = kind {
-                    return Work::new(launched_work::launch(task, ticket, stream));
+                    let launched = launched_work::launch(task, ticket, stream);
+                    return Work::new(
+                        launched.map_or_else(|(task, result)| WorkState::Done(task, result), WorkState::Launched),
+                    );
                 }
                 wait_for_turn(&task, ticket.as_ref()).and_then(|()| run_in_turn(&mut task, ticket, None))
             }

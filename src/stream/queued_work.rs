@@ -5,7 +5,6 @@ use std::task::Waker;
 use std::thread::ThreadId;
 use std::time::Instant;
 
-use super::task::Task;
 use crate::error::{Error, Result, bail};
 use crate::issue_order::{IssueTicket, TicketPosition};
 use crate::util::fork::ProcessGuard;
@@ -140,30 +139,5 @@ impl<T> QueuedWork<T> {
         }
         self.thread.check_is_other()?;
         check_not_behind(self.position.as_ref())
-    }
-}
-
-/// Ends work that no stream runs.
-pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
-
-/// Work that no stream runs, and what ends it.
-pub(super) fn detached<T: Task>(task: T) -> (QueuedWork<T>, WorkEnd<T>) {
-    let cell = Arc::<TaskCell<T>>::default();
-    *lock(&cell.state) = TaskCellState::Queued(task, None);
-    let thread = WorkerThread { id: None, process: ProcessGuard::current() };
-    let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
-    (work, WorkEnd(cell))
-}
-
-impl<T: Task> WorkEnd<T> {
-    /// Ends the work. `end` gets what the work owns.
-    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
-        let mut state = lock(&self.0.state);
-        if let TaskCellState::Queued(mut task, _) = std::mem::take(&mut *state) {
-            let result = end(&mut task).map_err(|error| task.label(error));
-            *state = TaskCellState::Done(task, result);
-        }
-        drop(state);
-        self.0.tell();
     }
 }

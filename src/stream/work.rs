@@ -1,14 +1,16 @@
 //! The handle on enqueued work ([`Work`]), and the errors that return what a call owned.
 
 use std::fmt;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::launched_work::{LaunchedWork, WakeSlot};
-use super::queued_work::{QueuedWork, WorkEnd, detached};
+use super::queued_work::{QueuedWork, TaskCell, TaskCellState, WorkerThread};
 use super::task::Task;
 use crate::error::{Error, Result, error};
-use crate::util::{deadline_after, interrupt};
+use crate::util::fork::ProcessGuard;
+use crate::util::{deadline_after, interrupt, lock};
 
 /// A handle on enqueued work. The work owns a `T` (buffers or bindings) until [`wait`](Self::wait)
 /// returns it.
@@ -76,8 +78,11 @@ impl<T: Send + 'static> Work<T> {
     where
         T: Task,
     {
-        let (work, end) = detached(task);
-        (Work::new(WorkState::Queued(work)), end)
+        let cell = Arc::<TaskCell<T>>::default();
+        *lock(&cell.state) = TaskCellState::Queued(task, None);
+        let thread = WorkerThread { id: None, process: ProcessGuard::current() };
+        let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
+        (Work::new(WorkState::Queued(work)), WorkEnd(cell))
     }
 
     /// Whether the work has ended, well or not. Does not block.
@@ -231,6 +236,22 @@ impl<T: Send + 'static> Work<T> {
             Ok((operands, result)) => Ok(give_back(operands, result)),
             Err(state) => Err(Work { state, finish }),
         }
+    }
+}
+
+/// Ends work that no stream runs.
+pub(crate) struct WorkEnd<T>(Arc<TaskCell<T>>);
+
+impl<T: Task> WorkEnd<T> {
+    /// Ends the work. `end` gets what the work owns.
+    pub(crate) fn end(self, end: impl FnOnce(&mut T) -> Result<()>) {
+        let mut state = lock(&self.0.state);
+        if let TaskCellState::Queued(mut task, _) = std::mem::take(&mut *state) {
+            let result = end(&mut task).map_err(|error| task.label(error));
+            *state = TaskCellState::Done(task, result);
+        }
+        drop(state);
+        self.0.tell();
     }
 }
 
