@@ -15,8 +15,8 @@ pub(super) struct Regions {
     /// The recorded runs.
     pub(super) replays: Replays,
     pub(super) memory: ContextMemory,
-    /// ContextMemory on the GPU for each input and output that the caller binds in host memory, made when
-    /// it is first needed.
+    /// Memory on the GPU for each input and output that the caller binds in host memory,
+    /// made when it is first needed.
     pub(super) mirrors: Vec<Option<Buffer>>,
     /// Where a run's tensors are on the GPU.
     pub(super) located: RunIo,

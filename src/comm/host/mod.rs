@@ -9,9 +9,9 @@
 //! 3. *Agreement.* The rank waits for the headers of those peers whose elements it takes, and
 //!    compares all headers that are there. A rank that only gives does not wait here.
 //! 4. *Transfer.* Small inputs are in the headers, or in eager memory, which has a place for each
-//!    header (`transfer/copies.rs`). Where peers reach each other's buffers they read and write them
-//!    in place (`transfer/direct.rs`): threads of one process, and processes in symmetric memory.
-//!    Other elements go through staging memory (`transfer/staged.rs`).
+//!    header (`transfer/copies.rs`). Where peers reach each other's buffers they read and write
+//!    them in place (`transfer/direct.rs`): threads of one process, and processes in symmetric
+//!    memory. Other elements go through staging memory (`transfer/staged.rs`).
 //! 5. *End.* After a direct transfer the rank waits until no peer touches its buffers any more. A
 //!    rank that fails aborts all communicators of its abort domain, and waits for peers that are
 //!    inside a copy.

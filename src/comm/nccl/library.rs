@@ -56,7 +56,7 @@ impl Library {
         let mut code = 0;
         // SAFETY: writes one number.
         library.check("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut code) })?;
-        // 23007 is 2.30.7. Versions up to 2.8 wrote it with one digit less; they are too old anyway.
+        // 23007 is 2.30.7. Versions up to 2.8, which are too old, had one digit less.
         library.version = (code / 10_000, code / 100 % 100, code % 100);
         if library.version < OLDEST {
             bail!(Unsupported, "{name} is NCCL {}; {} or newer is needed", library.version_text(), dotted(OLDEST));

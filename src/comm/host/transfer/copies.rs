@@ -1,5 +1,5 @@
-//! Collectives in which each rank gives a copy of its input, so that no rank waits at the end: a few
-//! bytes in its header, up to a few KiB in its eager memory, where its peers read them.
+//! Collectives in which each rank gives a copy of its input, so that no rank waits at the end: a
+//! few bytes in its header, up to a few KiB in its eager memory, where its peers read them.
 
 use smallvec::SmallVec;
 

@@ -1,5 +1,5 @@
-//! What a rank does with elements that it takes: it moves or reduces them, and with a transport type
-//! it rounds each contribution as it reads it.
+//! What a rank does with elements that it takes: it moves or reduces them, and with a transport
+//! type it rounds each contribution as it reads it.
 
 use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
