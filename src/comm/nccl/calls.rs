@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::NcclBackend;
-use super::group::{in_group, is_well};
 use super::route::{Route, contributions, results};
 use super::sys::*;
 use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType, whole_packets};
@@ -103,6 +102,34 @@ fn with_reduction(collective: &Collective, reduce_op: ReduceOperation) -> Collec
     }
 }
 
+/// Makes a call of NCCL's for each item, in one group of this thread, up to the first that fails. A
+/// group that was begun is ended, whatever happened in it.
+///
+/// # Safety
+///
+/// The thread has the communicators of the calls, until the group has ended.
+pub(super) unsafe fn in_group<T>(
+    items: impl IntoIterator<Item = T>,
+    mut call: impl FnMut(T) -> Result<ncclResult_t>,
+) -> Result<ncclResult_t> {
+    // SAFETY: the caller's promise.
+    let mut result = Ok(unsafe { ncclGroupStart() });
+    for item in items {
+        if !result.as_ref().is_ok_and(|result| is_well(*result)) {
+            break;
+        }
+        result = call(item);
+    }
+    // SAFETY: as above.
+    let ended = unsafe { ncclGroupEnd() };
+    result.map(|result| if is_well(result) { ended } else { result })
+}
+
+/// Whether a call has not failed.
+pub(super) fn is_well(result: ncclResult_t) -> bool {
+    result == ncclSuccess || result == ncclInProgress
+}
+
 /// One call on a stream, of which NCCL's calls and kernels are the steps.
 ///
 /// # Safety
@@ -126,8 +153,8 @@ impl Steps<'_> {
         self.call.writes_output(self.backend.rank)
     }
 
-    /// Enqueues the call. `scratch` gives memory of a length in bytes, which nothing else uses until
-    /// the call is done.
+    /// Enqueues the call. `scratch` gives memory of a length in bytes, which nothing else uses
+    /// until the call is done.
     ///
     /// # Safety
     ///

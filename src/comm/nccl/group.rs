@@ -7,39 +7,11 @@ use std::time::Instant;
 use super::super::backend::{Checked, MAX_GROUPED_CALLS};
 use super::NcclBackend;
 use super::access::{Stage, Stay};
-use super::calls::Steps;
+use super::calls::{Steps, in_group};
 use super::handle::NcclHandle;
 use super::sys::*;
 use crate::error::{Result, bail};
 use crate::stream::Watch;
-
-/// Makes a call of NCCL's for each item, in one group of this thread, up to the first that fails. A
-/// group that was begun is ended, whatever happened in it.
-///
-/// # Safety
-///
-/// The thread has the communicators of the calls, until the group has ended.
-pub(super) unsafe fn in_group<T>(
-    items: impl IntoIterator<Item = T>,
-    mut call: impl FnMut(T) -> Result<ncclResult_t>,
-) -> Result<ncclResult_t> {
-    // SAFETY: the caller's promise.
-    let mut result = Ok(unsafe { ncclGroupStart() });
-    for item in items {
-        if !result.as_ref().is_ok_and(|result| is_well(*result)) {
-            break;
-        }
-        result = call(item);
-    }
-    // SAFETY: as above.
-    let ended = unsafe { ncclGroupEnd() };
-    result.map(|result| if is_well(result) { ended } else { result })
-}
-
-/// Whether a call has not failed.
-pub(super) fn is_well(result: ncclResult_t) -> bool {
-    result == ncclSuccess || result == ncclInProgress
-}
 
 /// Enqueues the calls of a group. An error ends their communicators.
 ///
@@ -74,6 +46,9 @@ fn backend_of<'a>(call: &Checked<'a>) -> Option<&'a NcclBackend> {
 ///
 /// As [`run`].
 unsafe fn launch(group: &[Checked<'_>]) -> Result<()> {
+    if group.len() > MAX_GROUPED_CALLS {
+        bail!(System, "a group has at most {MAX_GROUPED_CALLS} collectives");
+    }
     let Some(first) = backends(group).next() else { return Ok(()) };
     let mut held: [Option<MutexGuard<'_, Stage>>; MAX_GROUPED_CALLS] = Default::default();
     let mut stays: [Option<Stay<'_>>; MAX_GROUPED_CALLS] = Default::default();
@@ -116,4 +91,26 @@ unsafe fn call_in_group(call: &Checked<'_>) -> Result<ncclResult_t> {
     let sides = [request.input.pointer, request.output.pointer];
     // SAFETY: the caller's promise.
     unsafe { Steps { backend, call: &request.call, stream, deadline: request.deadline }.call_in_group(sides) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::{Call, Collective};
+    use crate::comm::backend::Request;
+    use crate::data_type::DataType;
+    use crate::memory::Address;
+
+    #[test]
+    fn a_group_that_is_too_long_is_an_error() {
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int8, 0);
+        let sides = [Address::host(std::ptr::null()); 2];
+        let request = Request::new(call, sides, Instant::now());
+        let group = [Checked { backend: None, request: &request }; MAX_GROUPED_CALLS + 1];
+        // SAFETY: the calls have no elements.
+        let error = unsafe { run(&group) }.expect_err("the group is too long");
+        assert_eq!(error.to_string(), "a group of 9 collectives: a group has at most 8 collectives");
+        // SAFETY: as above.
+        unsafe { run(&group[1..]) }.expect("the group has no call of NCCL's");
+    }
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::calls::nccl_type;
-use super::group::in_group;
+use super::calls::{in_group, nccl_type};
 use super::sys::*;
 use super::{NcclBackend, RankState};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
