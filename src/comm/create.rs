@@ -244,7 +244,7 @@ pub(crate) fn can_share_gpus() -> Result<bool> {
 }
 
 /// NCCL as it is loaded.
-pub(crate) fn nccl_library() -> Result<&'static nccl::Library> {
+pub(crate) fn nccl_library() -> Result<&'static nccl::NcclLibrary> {
     nccl::library()
 }
 

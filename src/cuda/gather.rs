@@ -11,7 +11,7 @@ const WORD: u64 = 4;
 
 /// The plan of a gathering: a transpose or a slice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gathering {
+pub(super) struct GatherPlan {
     pub(super) element_bytes: usize,
     pub(super) dim_count: usize,
     /// The dimensions of the output, and the distance of their elements in the input.
@@ -23,12 +23,12 @@ pub(super) struct Gathering {
     pub(super) moves_words: bool,
 }
 
-impl Gathering {
+impl GatherPlan {
     /// The plan for the elements that the layout reaches. Both addresses are multiples of
     /// `alignment`.
     pub(super) fn new(layout: &Layout<1>, element_bytes: usize, alignment: usize) -> Self {
         let mut layout = *layout;
-        let mut plan = Gathering {
+        let mut plan = GatherPlan {
             element_bytes: layout.widen(element_bytes, alignment),
             dim_count: layout.dims().len(),
             dims: [1; MAX_DIMS],
@@ -72,7 +72,7 @@ mod tests {
     fn bytes_are_moved_as_words_where_shape_and_addresses_allow_it() {
         let moves_words = |dims: &[usize], permutation: &[u8], bytes, alignment| {
             let layout = Layout::transposed(&Shape::new(dims).expect("a shape"), permutation);
-            Gathering::new(&layout, bytes, alignment).moves_words
+            GatherPlan::new(&layout, bytes, alignment).moves_words
         };
         for alignment in [4, 8, 16] {
             assert!(moves_words(&[8, 12], &[1, 0], 1, alignment));
@@ -96,8 +96,8 @@ mod tests {
         let plan = |start: [i64; 2], size: [i64; 2], stride: [i64; 2], alignment| {
             let shape = Shape::new(&[8, 12]).expect("a shape");
             let (layout, _) = Layout::sliced(&shape, &start, &size, &stride);
-            let Gathering { element_bytes, dim_count, dims, strides, tiles, .. } =
-                Gathering::new(&layout, 2, alignment);
+            let GatherPlan { element_bytes, dim_count, dims, strides, tiles, .. } =
+                GatherPlan::new(&layout, 2, alignment);
             assert_eq!(tiles, None);
             (element_bytes, dims[..dim_count].to_vec(), strides[..dim_count].to_vec())
         };

@@ -94,7 +94,7 @@ fn start(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
         return Err(io::Error::other("the process ends"));
     }
     *lock(&RUNNING) += 1;
-    let running = Running;
+    let running = RunningHelper;
     let counted = move || {
         let _running = running;
         let _mask = interrupt::mask();
@@ -104,9 +104,9 @@ fn start(call: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Counts a helper thread until it has ended, or until it could not be started.
-struct Running;
+struct RunningHelper;
 
-impl Drop for Running {
+impl Drop for RunningHelper {
     fn drop(&mut self) {
         *lock(&RUNNING) -= 1;
         CHANGED.notify_all();

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use super::driver::check;
-use super::gather::{Gathering, MAX_TILED_BYTES};
+use super::gather::{GatherPlan, MAX_TILED_BYTES};
 use super::sys::{self, CUdeviceptr, CUfunction, CUmodule};
 use super::{CudaStream, Device, nvrtc};
 use crate::collective::ReduceOperation;
@@ -329,8 +329,8 @@ impl CudaStream {
         output: *mut u8,
         element_bytes: usize,
     ) -> Result<()> {
-        let plan = Gathering::new(layout, element_bytes, alignment(&[input.addr(), output.addr()]));
-        let Gathering { dims, strides, dim_count, element_bytes, .. } = plan;
+        let plan = GatherPlan::new(layout, element_bytes, alignment(&[input.addr(), output.addr()]));
+        let GatherPlan { dims, strides, dim_count, element_bytes, .. } = plan;
         let count: u64 = dims[..dim_count].iter().product();
         // SAFETY: as above; the addresses are aligned to the element of the plan.
         unsafe {

@@ -31,7 +31,7 @@ pub(crate) struct StreamState {
     /// Events that are not in use.
     spare: EventPool,
     /// What enqueued work uses although its `Work` was dropped, each with its end.
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptValues>,
 }
 
 // SAFETY: CUDA allows any thread to use a stream, and the driver locks it in each call.
@@ -56,7 +56,7 @@ struct Mark {
     deadline: Instant,
 }
 
-struct Kept {
+struct KeptValues {
     values: Vec<(Point, Box<dyn Any + Send>)>,
     /// How many values there are when it is worth to look which are not needed any more.
     sweep_at: usize,
@@ -79,7 +79,7 @@ impl StreamState {
             enqueued: AtomicU64::new(0),
             marks: Mutex::new(Marks { last: None, count: 0, deadline: None, is_open: true }),
             spare: EventPool::default(),
-            kept: Mutex::new(Kept { values: Vec::new(), sweep_at: FEWEST_KEPT }),
+            kept: Mutex::new(KeptValues { values: Vec::new(), sweep_at: FEWEST_KEPT }),
         }
     }
 

@@ -46,13 +46,13 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(60);
 /// memory with the same bytes when it is next used after its communicator has failed. Every method
 /// that reads or writes it, or gives its address, panics if the system has no memory for that.
 pub struct Buffer {
-    memory: Memory,
+    memory: BufferMemory,
     data_type: DataType,
     shape: Shape,
 }
 
 /// Where a buffer's bytes are.
-enum Memory {
+enum BufferMemory {
     /// Memory of the global allocator; none if the layout has no bytes.
     Heap { address: NonNull<u8>, layout: Layout },
     /// Memory of a communicator or a GPU.
@@ -199,7 +199,7 @@ impl Buffer {
         let Some(address) = NonNull::new(memory) else {
             bail!(System, "no memory for {data_type} {shape}, {} bytes", shape.byte_len(data_type));
         };
-        Ok(Buffer { memory: Memory::Heap { address, layout }, data_type, shape })
+        Ok(Buffer { memory: BufferMemory::Heap { address, layout }, data_type, shape })
     }
 
     /// A buffer of bytes in memory of a lease.
@@ -209,20 +209,20 @@ impl Buffer {
     /// Until the lease is dropped, `byte_len` bytes at its address are valid in the memory that it
     /// names, initialized, aligned to every element type, and used by the buffer's owner only.
     pub(crate) unsafe fn leased(lease: Box<dyn Lease>, byte_len: usize) -> Result<Self> {
-        Ok(Buffer { memory: Memory::Leased(lease), data_type: DataType::Uint8, shape: Shape::new(&[byte_len])? })
+        Ok(Buffer { memory: BufferMemory::Leased(lease), data_type: DataType::Uint8, shape: Shape::new(&[byte_len])? })
     }
 
     fn address(&self) -> NonNull<u8> {
         match &self.memory {
-            Memory::Heap { address, .. } => *address,
-            Memory::Leased(lease) => lease.address(),
+            BufferMemory::Heap { address, .. } => *address,
+            BufferMemory::Leased(lease) => lease.address(),
         }
     }
 
     pub(super) fn lease(&self) -> Option<&dyn Lease> {
         match &self.memory {
-            Memory::Heap { .. } => None,
-            Memory::Leased(lease) => Some(&**lease),
+            BufferMemory::Heap { .. } => None,
+            BufferMemory::Leased(lease) => Some(&**lease),
         }
     }
 
@@ -460,14 +460,14 @@ impl<T: Element> From<Vec<T>> for Buffer {
         let elements = Box::leak(elements.into_boxed_slice());
         // A box of a slice has its memory from the global allocator, with the slice's layout.
         let layout = Layout::for_value(elements);
-        let memory = Memory::Heap { address: NonNull::from(elements).cast(), layout };
+        let memory = BufferMemory::Heap { address: NonNull::from(elements).cast(), layout };
         Buffer { memory, data_type: T::DATA_TYPE, shape }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Memory::Heap { address, layout } = self.memory
+        if let BufferMemory::Heap { address, layout } = self.memory
             && layout.size() > 0
         {
             // SAFETY: allocated with this layout, and freed once.

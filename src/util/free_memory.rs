@@ -21,26 +21,26 @@ pub(crate) struct FreeMemory {
 }
 
 /// The files of one version of control groups.
-struct Version {
+struct GroupFiles {
     limit: &'static str,
     usage: &'static str,
     /// The lines of `memory.stat` about the file cache, which the kernel frees before it kills.
     cache: [&'static str; 2],
 }
 
-const VERSION_1: Version = Version {
+const FILES_1: GroupFiles = GroupFiles {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     cache: ["total_inactive_file", "total_active_file"],
 };
-const VERSION_2: Version =
-    Version { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
+const FILES_2: GroupFiles =
+    GroupFiles { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
 
 /// One control group with a limit.
-struct Group {
+struct ControlGroup {
     folder: PathBuf,
     limit: u64,
-    version: &'static Version,
+    version: &'static GroupFiles,
 }
 
 impl FreeMemory {
@@ -54,7 +54,10 @@ impl FreeMemory {
         let machine = available_in(root)
             .ok()
             .map(|byte_len| FreeMemory { byte_len, bound: "the machine's MemAvailable".to_owned() });
-        machine.into_iter().chain(groups_in(root).iter().filter_map(Group::free)).min_by_key(|free| free.byte_len)
+        machine
+            .into_iter()
+            .chain(groups_in(root).iter().filter_map(ControlGroup::free))
+            .min_by_key(|free| free.byte_len)
     }
 
     /// How many bytes one allocation may have.
@@ -102,7 +105,7 @@ pub fn memory_limit() -> Option<u64> {
 }
 
 /// The control groups with a limit that this process is in, and those around them.
-fn groups_in(root: &Path) -> Vec<Group> {
+fn groups_in(root: &Path) -> Vec<ControlGroup> {
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
     for line in text.lines() {
@@ -111,8 +114,8 @@ fn groups_in(root: &Path) -> Vec<Group> {
             continue;
         };
         let (version, mount) = match number {
-            "0" if controllers.is_empty() => (&VERSION_2, "sys/fs/cgroup"),
-            _ if controllers.split(',').any(|name| name == "memory") => (&VERSION_1, "sys/fs/cgroup/memory"),
+            "0" if controllers.is_empty() => (&FILES_2, "sys/fs/cgroup"),
+            _ if controllers.split(',').any(|name| name == "memory") => (&FILES_1, "sys/fs/cgroup/memory"),
             _ => continue,
         };
         // In a container the path may be that of the machine. Then only the last ancestor exists,
@@ -121,13 +124,13 @@ fn groups_in(root: &Path) -> Vec<Group> {
             let folder = root.join(mount).join(ancestor);
             // A group without a limit has "max", which does not parse.
             let limit = number_in(&folder.join(version.limit)).filter(|limit| *limit < UNLIMITED);
-            groups.extend(limit.map(|limit| Group { folder, limit, version }));
+            groups.extend(limit.map(|limit| ControlGroup { folder, limit, version }));
         }
     }
     groups
 }
 
-impl Group {
+impl ControlGroup {
     fn free(&self) -> Option<FreeMemory> {
         let usage = number_in(&self.folder.join(self.version.usage))?;
         let stat = std::fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();

@@ -25,11 +25,11 @@ thread_local! {
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
-type Call = dyn Fn(LogLevel, &str) + Send + Sync;
+type HandlerFunction = dyn Fn(LogLevel, &str) + Send + Sync;
 
 struct Handler {
     most_verbose: LogLevel,
-    call: Box<Call>,
+    call: Box<HandlerFunction>,
 }
 
 /// How serious an event of the log is, from the most serious on.

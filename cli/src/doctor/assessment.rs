@@ -122,8 +122,8 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
     if diagnosis.nvrtc.found().is_none() {
         warnings.push(format!("with the backend \"nccl\" and without NVRTC {lost} on GPUs"));
     } else {
-        let troubled = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
-        warnings.extend(troubled.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
+        let without_kernels = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
+        warnings.extend(without_kernels.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
     }
     if let Some(&cores) = diagnosis.host.cores.found()
         && cores < gpus.len()

@@ -81,11 +81,11 @@ impl ErrorKind {
 /// ```
 #[derive(Clone)]
 pub struct Error {
-    inner: Box<Inner>,
+    inner: Box<ErrorParts>,
 }
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorParts {
     kind: ErrorKind,
     rank: Option<Rank>,
     /// What the sentence is about: `layer "grad_sync" (reduce_scatter)`, `tensor "x"`.
@@ -107,7 +107,7 @@ impl Error {
     /// ```
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error {
-            inner: Box::new(Inner {
+            inner: Box::new(ErrorParts {
                 kind,
                 rank: None,
                 subject: None,

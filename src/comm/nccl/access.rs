@@ -31,7 +31,7 @@ pub(super) struct Access {
     /// none is.
     leave_by: AtomicU64,
     /// Why the watchdog has the thread come out, and since when.
-    trouble: OnceLock<(Error, Instant)>,
+    leave_reason: OnceLock<(Error, Instant)>,
 }
 
 /// A thread's stay inside NCCL, which the watchdog looks at.
@@ -61,7 +61,7 @@ impl Access {
             came_out: Condvar::new(),
             is_ending: AtomicBool::new(false),
             leave_by: AtomicU64::new(0),
-            trouble: OnceLock::new(),
+            leave_reason: OnceLock::new(),
         }
     }
 
@@ -95,11 +95,11 @@ impl Access {
 
     /// The error because of which the watchdog had the thread come out.
     pub(super) fn check(&self) -> Result<()> {
-        self.trouble.get().map_or(Ok(()), |(error, _)| Err(error.clone()))
+        self.leave_reason.get().map_or(Ok(()), |(error, _)| Err(error.clone()))
     }
 
     /// For the watchdog: why the thread that is inside has to come out, and since when.
-    pub(super) fn trouble(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
+    pub(super) fn must_leave(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
         // The clock first: the thread may have left meanwhile, and another have come with a later
         // deadline.
         let now = Instant::now();
@@ -107,14 +107,14 @@ impl Access {
         if leave_by == 0 {
             return None;
         }
-        if self.trouble.get().is_none() {
+        if self.leave_reason.get().is_none() {
             let late = (nanoseconds(now) >= leave_by).then(|| {
                 error!(DeadlineExceeded, "NCCL kept the call until the deadline; perhaps a rank has not come")
             });
-            let trouble = late.or_else(|| alive().err())?;
-            let _ = self.trouble.set((trouble, now));
+            let leave_reason = late.or_else(|| alive().err())?;
+            let _ = self.leave_reason.set((leave_reason, now));
         }
-        self.trouble.get()
+        self.leave_reason.get()
     }
 
     /// Whether an abort has begun.

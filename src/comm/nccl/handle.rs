@@ -2,9 +2,9 @@
 //! in progress, no thread inside when it is freed, and no wait without a deadline.
 //!
 //! The library's own communicators block where NCCL can end a call that is stuck
-//! ([`Library::can_block`]). Then a collective costs what it costs without this library. NCCL makes
-//! and joins a thread for each collective of a communicator that does not block (`asyncJobLaunch`
-//! and `ncclGroupEndInternal` in NCCL's `group.cc`).
+//! ([`NcclLibrary::can_block`]). Then a collective costs what it costs without this library. NCCL
+//! makes and joins a thread for each collective of a communicator that does not block
+//! (`asyncJobLaunch` and `ncclGroupEndInternal` in NCCL's `group.cc`).
 //!
 //! On a communicator that blocks, NCCL keeps a thread in a call: until all ranks have come (making,
 //! splitting and registering, which run on helper threads), or until the call has a place among
@@ -18,7 +18,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::access::{Access, Stage, Stay};
-use super::library::Library;
+use super::library::NcclLibrary;
 use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
@@ -38,7 +38,7 @@ pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;
 
 /// NCCL's communicator: the library's own, or the caller's, which is never aborted or destroyed.
 pub(super) struct NcclHandle {
-    pub(super) library: &'static Library,
+    pub(super) library: &'static NcclLibrary,
     pub(super) device: Arc<Device>,
     raw: ncclComm_t,
     pub(super) is_own: bool,
@@ -57,7 +57,7 @@ unsafe impl Sync for NcclHandle {}
 impl NcclHandle {
     /// Makes a communicator of the ranks that have this id. Collective.
     pub(super) fn initialize(
-        library: &'static Library,
+        library: &'static NcclLibrary,
         device: &Arc<Device>,
         id: ncclUniqueId,
         [rank, world_size]: [u32; 2],
@@ -127,7 +127,7 @@ impl NcclHandle {
         Ok(Some(child))
     }
 
-    fn new(library: &'static Library, device: &Arc<Device>, raw: ncclComm_t) -> Self {
+    fn new(library: &'static NcclLibrary, device: &Arc<Device>, raw: ncclComm_t) -> Self {
         NcclHandle {
             library,
             device: Arc::clone(device),
@@ -146,7 +146,7 @@ impl NcclHandle {
     /// It is a communicator of the NCCL library that is loaded here, it outlives the handle, and no
     /// other code uses it during a call of the handle.
     pub(super) unsafe fn borrowed(
-        library: &'static Library,
+        library: &'static NcclLibrary,
         raw: ncclComm_t,
         device: impl FnOnce(u32) -> Result<Arc<Device>>,
     ) -> Result<Self> {
@@ -188,9 +188,9 @@ impl NcclHandle {
     /// For the watchdog: if the thread that is inside has to come out, has it do so, and gives the
     /// reason and the moment at which this was found.
     pub(super) fn throw_out(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
-        let trouble = self.access.trouble(alive)?;
+        let reason = self.access.must_leave(alive)?;
         self.begin_abort();
-        Some(trouble)
+        Some(reason)
     }
 
     /// Makes one call, or several that belong together, and waits until none is in progress.

@@ -29,7 +29,7 @@ const OLDEST_THAT_MAY_BLOCK: NcclVersion = (2, 27, 3);
 pub(crate) type NcclVersion = (i32, i32, i32);
 
 /// NCCL as it was loaded.
-pub(crate) struct Library {
+pub(crate) struct NcclLibrary {
     pub(crate) name: &'static str,
     pub(crate) version: NcclVersion,
     /// The functions that it lacks.
@@ -37,12 +37,12 @@ pub(crate) struct Library {
 }
 
 /// Loads NCCL, once.
-pub(crate) fn library() -> Result<&'static Library> {
-    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(Library::find).as_ref().map_err(Clone::clone)
+pub(crate) fn library() -> Result<&'static NcclLibrary> {
+    static LIBRARY: OnceLock<Result<NcclLibrary>> = OnceLock::new();
+    LIBRARY.get_or_init(NcclLibrary::find).as_ref().map_err(Clone::clone)
 }
 
-impl Library {
+impl NcclLibrary {
     fn find() -> Result<Self> {
         let name = sys::load(&NAMES, |tried| {
             error!(
@@ -52,7 +52,7 @@ impl Library {
             )
         })?;
         settle_at_exit();
-        let mut library = Library { name, version: OLDEST, lacking: sys::lacking() };
+        let mut library = NcclLibrary { name, version: OLDEST, lacking: sys::lacking() };
         let mut code = 0;
         // SAFETY: writes one number.
         library.check("ncclGetVersion", unsafe { sys::ncclGetVersion(&mut code) })?;

@@ -26,7 +26,7 @@ pub(crate) use bootstrap::{borrow, can_share_gpus, check_gpus, connect, in_proce
 use calls::Steps;
 use domain::NcclDomain;
 use handle::NcclHandle;
-pub(crate) use library::{Library, library};
+pub(crate) use library::{NcclLibrary, library};
 pub(crate) use route::reduces_float8;
 use route::{Features, Route};
 use scratch::Scratch;

@@ -10,10 +10,10 @@ use crate::error::Result;
 /// work that was enqueued or recorded on the same stream, so each capture gets memory of its own.
 #[derive(Default)]
 pub(super) struct Scratch {
-    pieces: Vec<Piece>,
+    pieces: Vec<ScratchMemory>,
 }
 
-struct Piece {
+struct ScratchMemory {
     user: User,
     /// Dead when the stream is dropped, or when the graph and all that was made of it are gone.
     alive: Weak<()>,
@@ -66,7 +66,7 @@ impl Scratch {
             None => stream.alive(),
         };
         let address = memory.address();
-        self.pieces.push(Piece { user, alive, memory });
+        self.pieces.push(ScratchMemory { user, alive, memory });
         Ok(address)
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::NcclBackend;
 use super::handle::{Alive, NcclHandle};
-use super::library::Library;
+use super::library::NcclLibrary;
 use super::sys::*;
 use crate::collective::Purpose;
 use crate::cuda::helper::Sent;
@@ -40,7 +40,7 @@ fn registered_len(byte_len: usize) -> usize {
 ///
 /// ncclMemAlloc gave the memory, nothing uses it any more, no window of a living communicator is
 /// over it, and it is freed once. The device is current.
-unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
+unsafe fn free(library: &NcclLibrary, address: NonNull<u8>) -> Result<()> {
     // SAFETY: the caller's promise.
     library.check("ncclMemFree", unsafe { ncclMemFree(address.as_ptr().cast()) })
 }
@@ -48,22 +48,22 @@ unsafe fn free(library: &Library, address: NonNull<u8>) -> Result<()> {
 /// The windows of a communicator, and memory that it may still use. The handle has it, and so has
 /// what destroys or aborts the communicator: the last one frees the memory.
 pub(super) struct Windows {
-    library: &'static Library,
+    library: &'static NcclLibrary,
     device: Arc<Device>,
     /// In the order in which the ranks registered them, which is the same on all ranks.
     registered: Mutex<Vec<Arc<Window>>>,
     /// Memory of which NCCL has not said that it is registered, or not any more: the call has
     /// failed, or has not returned.
-    unsettled: Mutex<Vec<Memory>>,
+    unsettled: Mutex<Vec<UnfreedMemory>>,
     /// The communicator was destroyed or aborted, and its windows went with it.
     is_over: AtomicBool,
 }
 
 /// An address, which is used only when the memory is freed.
-struct Memory(NonNull<u8>);
+struct UnfreedMemory(NonNull<u8>);
 
 // SAFETY: NCCL takes the address from any thread.
-unsafe impl Send for Memory {}
+unsafe impl Send for UnfreedMemory {}
 
 /// A window, and the memory under it.
 struct Window {
@@ -79,7 +79,7 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Windows {
-    pub(super) fn new(library: &'static Library, device: &Arc<Device>) -> Arc<Self> {
+    pub(super) fn new(library: &'static NcclLibrary, device: &Arc<Device>) -> Arc<Self> {
         Arc::new(Windows {
             library,
             device: Arc::clone(device),
@@ -100,7 +100,7 @@ impl Windows {
 
     /// Keeps memory until the communicator has ended.
     fn keep(&self, address: NonNull<u8>) {
-        lock(&self.unsettled).push(Memory(address));
+        lock(&self.unsettled).push(UnfreedMemory(address));
     }
 
     /// Which of the oldest windows this rank has dropped, as bits; `None` without windows.
@@ -129,7 +129,7 @@ impl Drop for Windows {
             return;
         }
         let mut memory = std::mem::take(&mut *lock(&self.unsettled));
-        memory.extend(lock(&self.registered).drain(..).map(|window| Memory(window.address)));
+        memory.extend(lock(&self.registered).drain(..).map(|window| UnfreedMemory(window.address)));
         if memory.is_empty() {
             return;
         }
@@ -147,11 +147,11 @@ struct SymmetricMemory {
     handle: Arc<NcclHandle>,
     address: NonNull<u8>,
     generation: u64,
-    owner: Owner,
+    owner: WindowOwner,
 }
 
 /// What frees memory that is dropped.
-enum Owner {
+enum WindowOwner {
     /// The drop.
     Buffer,
     /// The communicator, when every rank has dropped the window over it.
@@ -197,14 +197,14 @@ impl NcclBackend {
                 registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
-            let is_registered = matches!(memory.owner, Owner::Window(_));
+            let is_registered = matches!(memory.owner, WindowOwner::Window(_));
             let all = self.gather(&[i64::from(is_registered)], Purpose::ALLOCATE, deadline);
             let all = all.inspect_err(|_| memory.leave_to_communicator())?;
-            if let Owner::Window(window) = &memory.owner {
+            if let WindowOwner::Window(window) = &memory.owner {
                 if all.contains(&[0]) {
                     let window = Arc::clone(window);
                     self.deregister(&[window])?;
-                    memory.owner = Owner::Buffer;
+                    memory.owner = WindowOwner::Buffer;
                 } else {
                     self.handle.windows.push(window);
                 }
@@ -257,13 +257,18 @@ impl SymmetricMemory {
         let result = unsafe { ncclMemAlloc(&mut address, registered_len(byte_len)) };
         handle.library.check("ncclMemAlloc", result)?;
         let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
-        Ok(SymmetricMemory { handle: Arc::clone(handle), address, generation: new_generation(), owner: Owner::Buffer })
+        Ok(SymmetricMemory {
+            handle: Arc::clone(handle),
+            address,
+            generation: new_generation(),
+            owner: WindowOwner::Buffer,
+        })
     }
 
     /// Keeps the memory until the communicator has ended, which may use it.
     fn leave_to_communicator(&mut self) {
         self.handle.windows.keep(self.address);
-        self.owner = Owner::Communicator;
+        self.owner = WindowOwner::Communicator;
     }
 
     /// Registers the memory. Collective.
@@ -283,7 +288,7 @@ impl SymmetricMemory {
         registered.inspect_err(|_| self.leave_to_communicator())?;
         if let Some(raw) = NonNull::new(window.load(Ordering::Acquire)) {
             let is_dropped = AtomicBool::new(false);
-            self.owner = Owner::Window(Arc::new(Window { raw, address: self.address, is_dropped }));
+            self.owner = WindowOwner::Window(Arc::new(Window { raw, address: self.address, is_dropped }));
         }
         Ok(())
     }
@@ -305,19 +310,19 @@ impl Lease for SymmetricMemory {
 
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
-        let (handle, owner) = (Arc::clone(&self.handle), std::mem::replace(&mut self.owner, Owner::Communicator));
+        let (handle, owner) = (Arc::clone(&self.handle), std::mem::replace(&mut self.owner, WindowOwner::Communicator));
         // SAFETY: an address, which only the closure uses from here on.
         let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
         device.release_later("ncclMemFree", move || match owner {
-            Owner::Communicator => Ok(()),
-            Owner::Window(window) => {
+            WindowOwner::Communicator => Ok(()),
+            WindowOwner::Window(window) => {
                 window.is_dropped.store(true, Ordering::Release);
                 Ok(())
             }
             // SAFETY: allocated by `new` and freed once; there is no window, and the GPU has done
             // the work on the memory.
-            Owner::Buffer => unsafe { free(handle.library, address.into_inner()) },
+            WindowOwner::Buffer => unsafe { free(handle.library, address.into_inner()) },
         });
     }
 }

@@ -4,7 +4,7 @@ use std::slice;
 
 use super::float::{Float, QUIET_NAN};
 use super::float_env;
-use super::vector::{self, Instructions, Kernel};
+use super::vector::{self, Instructions, VectorKernel};
 use crate::data_type::DataType;
 use crate::element::{F8E4M3, F8E5M2, bf16, f16};
 
@@ -25,7 +25,7 @@ struct Convert<'a, S, T, F> {
     convert: F,
 }
 
-impl<S: Copy, T, F: Fn(S) -> T> Kernel for Convert<'_, S, T, F> {
+impl<S: Copy, T, F: Fn(S) -> T> VectorKernel for Convert<'_, S, T, F> {
     #[inline(always)]
     fn run<I: Instructions>(self) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {

@@ -2,7 +2,7 @@
 
 use super::float_env;
 use super::operand::{Integer, Operand, add, max, min, multiply};
-use super::vector::{self, Instructions, Kernel, LANES};
+use super::vector::{self, Instructions, LANES, VectorKernel};
 use crate::data_type::DataType;
 use crate::element::{Bool, ElementWiseOperation, F8E4M3, F8E5M2, bf16, f16};
 use crate::layout::Layout;
@@ -22,7 +22,7 @@ pub unsafe fn element_wise(
     sources: [*const u8; 2],
     target: *mut u8,
 ) {
-    let buffers = Buffers { layout, sources, target };
+    let buffers = PairBuffers { layout, sources, target };
     match data_type {
         DataType::Float32 => floats::<f32>(operation, buffers),
         DataType::Float16 => floats::<f16>(operation, buffers),
@@ -39,14 +39,14 @@ pub unsafe fn element_wise(
 
 /// What [`element_wise`] gets, which is as it asks for.
 #[derive(Clone, Copy)]
-struct Buffers<'a> {
+struct PairBuffers<'a> {
     layout: &'a Layout<2>,
     sources: [*const u8; 2],
     target: *mut u8,
 }
 
 /// Computes in float32, and rounds once to the element's type.
-fn floats<T: Operand<Value = f32>>(operation: ElementWiseOperation, buffers: Buffers<'_>) {
+fn floats<T: Operand<Value = f32>>(operation: ElementWiseOperation, buffers: PairBuffers<'_>) {
     float_env::with_default(|| match operation {
         ElementWiseOperation::Sum => run::<T>(buffers, add),
         ElementWiseOperation::Prod => run::<T>(buffers, multiply),
@@ -57,7 +57,7 @@ fn floats<T: Operand<Value = f32>>(operation: ElementWiseOperation, buffers: Buf
     });
 }
 
-fn integers<T: Integer>(operation: ElementWiseOperation, buffers: Buffers<'_>) {
+fn integers<T: Integer>(operation: ElementWiseOperation, buffers: PairBuffers<'_>) {
     match operation {
         ElementWiseOperation::Sum => run::<T>(buffers, T::add),
         ElementWiseOperation::Prod => run::<T>(buffers, T::multiply),
@@ -69,7 +69,7 @@ fn integers<T: Integer>(operation: ElementWiseOperation, buffers: Buffers<'_>) {
 }
 
 /// Results are 0 or 1. The network refuses differences and quotients of bool.
-fn bools(operation: ElementWiseOperation, buffers: Buffers<'_>) {
+fn bools(operation: ElementWiseOperation, buffers: PairBuffers<'_>) {
     match operation {
         ElementWiseOperation::Sum | ElementWiseOperation::Max => run::<Bool>(buffers, u8::max),
         ElementWiseOperation::Prod
@@ -79,8 +79,8 @@ fn bools(operation: ElementWiseOperation, buffers: Buffers<'_>) {
     }
 }
 
-fn run<T: Operand>(buffers: Buffers<'_>, combine: impl Fn(T::Value, T::Value) -> T::Value) {
-    let Buffers { layout, sources, target } = buffers;
+fn run<T: Operand>(buffers: PairBuffers<'_>, combine: impl Fn(T::Value, T::Value) -> T::Value) {
+    let PairBuffers { layout, sources, target } = buffers;
     vector::run_compact(Pairs::<T, _> {
         layout,
         sources: sources.map(<*const u8>::cast),
@@ -116,7 +116,7 @@ struct Pairs<'a, T, C> {
     combine: C,
 }
 
-impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> Kernel for Pairs<'_, T, C> {
+impl<T: Operand, C: Fn(T::Value, T::Value) -> T::Value> VectorKernel for Pairs<'_, T, C> {
     #[inline(always)]
     fn run<I: Instructions>(self) {
         // Along a row, a source steps from element to element, or repeats one.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::float::{Float, Lanes};
 use super::float_env;
 use super::operand::{Integer, Operand, Source, add, keep, max, min, multiply};
-use super::vector::{self, Instructions, Kernel, LANES};
+use super::vector::{self, Instructions, LANES, VectorKernel};
 use crate::data_type::DataType;
 use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
 use crate::reduce_operation::ReduceOperation;
@@ -31,7 +31,7 @@ pub unsafe fn reduce(
         unsafe { target.copy_from(*source, element_count * data_type.byte_len()) };
         return;
     }
-    let buffers = Buffers { sources, target, len: element_count };
+    let buffers = ReduceBuffers { sources, target, len: element_count };
     match data_type {
         DataType::Float32 => reduce_floats::<f32, f32>(reduce_op, buffers),
         DataType::Float16 => reduce_floats::<f16, f16>(reduce_op, buffers),
@@ -70,7 +70,7 @@ pub unsafe fn reduce_rounded(
     target: *mut u8,
     element_count: usize,
 ) {
-    let buffers = Buffers { sources, target, len: element_count };
+    let buffers = ReduceBuffers { sources, target, len: element_count };
     match (wire_type, stored) {
         (WireType::Float16, Stored::AsFloat32) => reduce_floats::<Rounded<f16>, f32>(reduce_op, buffers),
         (WireType::Float16, Stored::AsWireType) => reduce_floats::<f16, f32>(reduce_op, buffers),
@@ -98,7 +98,7 @@ pub unsafe fn round(wire_type: WireType, stored: Stored, source: *const u8, targ
 /// elements of the transport type, both aligned; they do not overlap, and nothing else writes them
 /// during the call.
 pub unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, element_count: usize) {
-    let buffers = Buffers { sources: &[source], target, len: element_count };
+    let buffers = ReduceBuffers { sources: &[source], target, len: element_count };
     // The sum of one number is the number.
     float_env::with_default(|| match wire_type {
         WireType::Float16 => run::<f32, f16>(buffers, add, keep),
@@ -108,7 +108,7 @@ pub unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, el
 
 /// The buffers of one reduction, which are as [`reduce`] asks for.
 #[derive(Clone, Copy)]
-struct Buffers<'a> {
+struct ReduceBuffers<'a> {
     sources: &'a [*const u8],
     target: *mut u8,
     len: usize,
@@ -135,13 +135,13 @@ impl<T: Float> Source for Rounded<T> {
 
 /// Combines the elements of all sources, in their order, and finishes each result.
 struct Reduction<'a, S, T, C, F> {
-    buffers: Buffers<'a>,
+    buffers: ReduceBuffers<'a>,
     combine: C,
     finish: F,
     elements: PhantomData<(S, T)>,
 }
 
-impl<S, T, C, F> Kernel for Reduction<'_, S, T, C, F>
+impl<S, T, C, F> VectorKernel for Reduction<'_, S, T, C, F>
 where
     S: Source,
     T: Operand<Value = S::Value>,
@@ -154,12 +154,12 @@ where
 
     #[inline(always)]
     fn run<I: Instructions>(self) {
-        let Buffers { sources, target, len } = self.buffers;
+        let ReduceBuffers { sources, target, len } = self.buffers;
         let Some((first, others)) = sources.split_first() else { return };
         let in_blocks = len / LANES * LANES;
         for start in (0..in_blocks).step_by(LANES) {
-            // SAFETY: `Buffers`: the block is within each source, and it is read before the target
-            // is written.
+            // SAFETY: `ReduceBuffers`: the block is within each source, and it is read before the
+            // target is written.
             let block = |source: *const u8| unsafe { source.cast::<S>().add(start).cast::<[S; LANES]>().read() };
             let mut values = S::load::<I>(&block(*first));
             for source in others {
@@ -172,21 +172,24 @@ where
                 *value = (self.finish)(*value);
             }
             let results = T::store::<I>(&values);
-            // SAFETY: `Buffers`: the block is within the target.
+            // SAFETY: `ReduceBuffers`: the block is within the target.
             unsafe { target.cast::<T>().add(start).cast::<[T; LANES]>().write(results) };
         }
         for i in in_blocks..len {
-            // SAFETY: `Buffers`: `i` is within each source.
+            // SAFETY: `ReduceBuffers`: `i` is within each source.
             let element = |source: *const u8| unsafe { *source.cast::<S>().add(i) }.load_one();
             let value = others.iter().fold(element(*first), |value, &source| (self.combine)(value, element(source)));
-            // SAFETY: `Buffers`: `i` is within the target.
+            // SAFETY: `ReduceBuffers`: `i` is within the target.
             unsafe { *target.cast::<T>().add(i) = T::store_one((self.finish)(value)) };
         }
     }
 }
 
 /// Accumulates in float32, and rounds once to `T`.
-fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(
+    reduce_op: ReduceOperation,
+    buffers: ReduceBuffers<'_>,
+) {
     let ranks = buffers.sources.len() as f32;
     float_env::with_default(|| match reduce_op {
         ReduceOperation::Sum => run::<S, T>(buffers, add, keep),
@@ -198,7 +201,7 @@ fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(reduce_op: Red
 }
 
 /// Sums and products wrap in the element's width.
-fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: ReduceBuffers<'_>) {
     let ranks = buffers.sources.len();
     match reduce_op {
         ReduceOperation::Sum => run::<T, T>(buffers, T::add, keep),
@@ -210,7 +213,7 @@ fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: Buffers<'_>)
 }
 
 /// Results are 0 or 1. The builder and eager calls refuse the average of bool.
-fn reduce_bools(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
+fn reduce_bools(reduce_op: ReduceOperation, buffers: ReduceBuffers<'_>) {
     match reduce_op {
         ReduceOperation::Sum | ReduceOperation::Max => run::<Bool, Bool>(buffers, u8::max, keep),
         ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Avg => {
@@ -220,7 +223,7 @@ fn reduce_bools(reduce_op: ReduceOperation, buffers: Buffers<'_>) {
 }
 
 fn run<S: Source, T: Operand<Value = S::Value>>(
-    buffers: Buffers<'_>,
+    buffers: ReduceBuffers<'_>,
     combine: impl Fn(S::Value, S::Value) -> S::Value,
     finish: impl Fn(S::Value) -> S::Value,
 ) {
@@ -271,7 +274,7 @@ mod tests {
         vector::run_with_each(|name| {
             results.push((name, vec![T::default(); a.len()]));
             let target = results.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
-            let buffers = Buffers { sources: &sources, target, len: a.len() };
+            let buffers = ReduceBuffers { sources: &sources, target, len: a.len() };
             Reduction { buffers, combine, finish, elements: PhantomData::<(T, T)> }
         });
         for (name, result) in &results {
@@ -371,13 +374,13 @@ mod tests {
         vector::run_with_each(|name| {
             narrow.push((name, vec![T::default(); floats.len()]));
             let target = narrow.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
-            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            let buffers = ReduceBuffers { sources: &sources, target, len: floats.len() };
             Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(f32, T)> }
         });
         vector::run_with_each(|name| {
             rounded.push((name, vec![0.0; floats.len()]));
             let target = rounded.last_mut().expect("the result that was pushed").1.as_mut_ptr().cast();
-            let buffers = Buffers { sources: &sources, target, len: floats.len() };
+            let buffers = ReduceBuffers { sources: &sources, target, len: floats.len() };
             Reduction { buffers, combine: add, finish: keep, elements: PhantomData::<(Rounded<T>, f32)> }
         });
         for (i, &x) in floats.iter().enumerate() {

@@ -54,7 +54,7 @@ pub(super) trait Instructions {
 }
 
 /// A loop over elements.
-pub(super) trait Kernel {
+pub(super) trait VectorKernel {
     /// Whether it widens float8: only that is faster with VBMI than with other AVX-512.
     #[cfg(target_arch = "x86_64")]
     const WIDENS_FLOAT8: bool = false;
@@ -78,7 +78,7 @@ fn with_quiet_nan(from: [f16; LANES]) -> [f16; LANES] {
 }
 
 /// Runs a kernel with the widest instructions that this processor has.
-pub(super) fn run<K: Kernel>(kernel: K) {
+pub(super) fn run<K: VectorKernel>(kernel: K) {
     #[cfg(target_arch = "x86_64")]
     {
         if K::WIDENS_FLOAT8 && x86::has_avx512_vbmi() {
@@ -95,7 +95,7 @@ pub(super) fn run<K: Kernel>(kernel: K) {
 
 /// Runs a kernel with AVX2 if the processor has it, and with no wider instructions: for kernels
 /// that are rarely a program's slowest part.
-pub(super) fn run_compact(kernel: impl Kernel) {
+pub(super) fn run_compact(kernel: impl VectorKernel) {
     #[cfg(target_arch = "x86_64")]
     if x86::has_avx2() {
         // SAFETY: the processor has these instructions.
@@ -105,14 +105,14 @@ pub(super) fn run_compact(kernel: impl Kernel) {
 }
 
 /// Runs a kernel with the instructions that every processor has: for fewer elements than a block.
-pub(super) fn run_baseline(kernel: impl Kernel) {
+pub(super) fn run_baseline(kernel: impl VectorKernel) {
     kernel.run::<Baseline>();
 }
 
 /// Runs a kernel once with each set of instructions that this processor has, with the set's name.
 /// The first one is what every processor has.
 #[cfg(test)]
-pub(super) fn run_with_each<K: Kernel>(mut kernel: impl FnMut(&'static str) -> K) {
+pub(super) fn run_with_each<K: VectorKernel>(mut kernel: impl FnMut(&'static str) -> K) {
     kernel("baseline").run::<Baseline>();
     #[cfg(target_arch = "x86_64")]
     {

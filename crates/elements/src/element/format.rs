@@ -18,10 +18,9 @@ pub(crate) struct FloatFormat {
     pub(crate) quiet_nan: u32,
 }
 
-/// float32's infinity. The bits of a NaN without its sign are above it.
-pub(crate) const INFINITY: u32 = 0x7f80_0000;
-
 impl FloatFormat {
+    /// float32's infinity. The bits of a NaN without its sign are above it.
+    pub(crate) const INFINITY: u32 = 0x7f80_0000;
     pub(crate) const FLOAT16: Self =
         FloatFormat { bits: 16, mantissa_bits: 10, bias: 15, largest: 0x7c00, special: 0x7c00, quiet_nan: 0x7e00 };
     pub(crate) const F8E4M3: Self =
@@ -44,7 +43,7 @@ impl FloatFormat {
         // biases. The product is exact, also where the number is subnormal.
         let scale = f32::from_bits((127 + 127 - self.bias) << 23);
         let number = (f32::from_bits(shifted) * scale).to_bits();
-        let value = if magnitude >= self.special { shifted | INFINITY } else { number };
+        let value = if magnitude >= self.special { shifted | Self::INFINITY } else { number };
         f32::from_bits(value | sign << (32 - self.bits))
     }
 
@@ -67,6 +66,6 @@ impl FloatFormat {
         let rounded = if magnitude < self.smallest_normal() { subnormal } else { normal };
         let number = if rounded < self.largest { rounded } else { self.largest };
         let sign = (x.to_bits() >> 31) << (self.bits - 1);
-        if magnitude > INFINITY { self.quiet_nan } else { number | sign }
+        if magnitude > Self::INFINITY { self.quiet_nan } else { number | sign }
     }
 }

@@ -7,7 +7,7 @@ mod operation;
 pub(crate) use float8::Float8;
 pub use float8::{F8E4M3, F8E5M2};
 // half is past 1.0, so its types may stand in public signatures.
-pub(crate) use format::{FloatFormat, INFINITY};
+pub(crate) use format::FloatFormat;
 pub use half::{bf16, f16};
 pub use operation::ElementWiseOperation;
 

@@ -2,8 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Instructions, Kernel, LANES, with_quiet_nan};
-use crate::element::{Float8, FloatFormat, INFINITY, bf16, f16};
+use super::{Instructions, LANES, VectorKernel, with_quiet_nan};
+use crate::element::{Float8, FloatFormat, bf16, f16};
 
 struct Avx2;
 
@@ -240,7 +240,7 @@ unsafe fn round_32(format: &FloatFormat, low: __m512i, high: __m512i) -> (__m512
         let sums = [rounding_sum(format, low), rounding_sum(format, high)];
         let mantissas = _mm512_abs_epi16(_mm512_permutex2var_epi16(sums[0], load(&WORDS[0]), sums[1]));
         let uppers = _mm512_permutex2var_epi16(low, load(&WORDS[1]), high);
-        let exponents = _mm512_and_si512(uppers, _mm512_set1_epi16((INFINITY >> 16) as i16));
+        let exponents = _mm512_and_si512(uppers, _mm512_set1_epi16((FloatFormat::INFINITY >> 16) as i16));
         let exponents = _mm512_subs_epu16(exponents, _mm512_set1_epi16((smallest >> 16) as i16));
         let exponents = _mm512_srl_epi16(exponents, _mm_cvtsi32_si128(7 - format.mantissa_bits as i32));
         (_mm512_add_epi16(exponents, mantissas), uppers)
@@ -257,7 +257,7 @@ unsafe fn round_32(format: &FloatFormat, low: __m512i, high: __m512i) -> (__m512
 unsafe fn rounding_sum(format: &FloatFormat, bits: __m512i) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
-        let power = _mm512_and_si512(bits, _mm512_set1_epi32(INFINITY as i32));
+        let power = _mm512_and_si512(bits, _mm512_set1_epi32(FloatFormat::INFINITY as i32));
         let power = _mm512_max_epu32(power, _mm512_set1_epi32(format.smallest_normal() as i32));
         let factor = _mm512_set1_ps(1.5 * (1 << (23 - format.mantissa_bits)) as f32);
         let sum = _mm512_fmadd_ps(_mm512_castsi512_ps(power), factor, _mm512_castsi512_ps(bits));
@@ -293,16 +293,16 @@ pub(super) fn has_avx512_vbmi() -> bool {
 }
 
 #[target_feature(enable = "avx2,f16c")]
-pub(super) fn run_avx2(kernel: impl Kernel) {
+pub(super) fn run_avx2(kernel: impl VectorKernel) {
     kernel.run::<Avx2>();
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) fn run_avx512(kernel: impl Kernel) {
+pub(super) fn run_avx512(kernel: impl VectorKernel) {
     kernel.run::<Avx512>();
 }
 
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-pub(super) fn run_avx512_vbmi(kernel: impl Kernel) {
+pub(super) fn run_avx512_vbmi(kernel: impl VectorKernel) {
     kernel.run::<Avx512Vbmi>();
 }
