@@ -8,18 +8,25 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Communicator;
-use super::backend::{Checked, Control, Fill, Request, SharedGraph};
+use super::backend::{Backend, Checked, Request};
 use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
 use crate::cuda::CudaStream;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::issue_order::{Extent, IssueOrder};
-use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
+use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::interrupt;
+use crate::util::text::count_of;
 
 impl Communicator {
+    /// The backend, for what needs no check. Collective methods are called in this rank's
+    /// [turn](Self::in_turn).
+    pub(crate) fn as_backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
     /// Where calls of this communicator take their place.
     pub(crate) fn order(&self, extent: Extent) -> (&Arc<IssueOrder>, Extent) {
         (&self.order, extent)
@@ -48,6 +55,14 @@ impl Communicator {
             ticket.run(call)
         };
         made().map_err(|error| error.on_rank(self.origin_rank()))
+    }
+
+    /// Checks that an argument is a rank of this communicator. `name` is what it is: `root`.
+    pub(crate) fn check_rank(&self, name: &str, rank: Rank) -> Result<GroupRank> {
+        if rank.0 >= self.world_size() {
+            bail!(InvalidArgument, "{name} {rank} is not one of {}", count_of(self.world_size() as usize, "rank"));
+        }
+        Ok(GroupRank(rank.0))
     }
 
     /// Says in an error which rank and call it is about.
@@ -145,80 +160,19 @@ impl Communicator {
         Ok(())
     }
 
-    /// The CUDA stream on which layers run where the caller gives none; `None` if they run on the
-    /// caller's thread.
-    pub(crate) fn default_stream(&self) -> Option<&Arc<CudaStream>> {
-        self.backend.default_stream()
-    }
-
-    /// Whether layers of several ranks can run on this rank's device.
-    pub(crate) fn check_device(&self) -> Result<()> {
-        self.backend.check_device()
-    }
-
     /// Makes what calls up to the size of this one need besides memory. Returns the length of their
     /// scratch memory in bytes.
     pub(crate) fn prepare(&self, call: &Call) -> Result<usize> {
         self.backend.prepare(&call.at_least(self.determinism))
     }
 
-    /// Where ranks agree on what their backend does not compare; `None` if the backend compares
-    /// all, or if the ranks have no host communicator beside it.
-    pub(crate) fn control(&self) -> Option<&Control> {
-        self.backend.control()
-    }
-
-    /// Has a recorded run destroyed before the communicator ends.
-    pub(crate) fn track_graph(&self, graph: &SharedGraph) {
-        self.backend.track_graph(graph);
-    }
-
-    /// The error that ended the communicator, without this rank's name: for waits, which ask often.
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        self.backend.check()
-    }
-
-    /// [`Backend::share`], in this rank's [turn](Self::in_turn).
-    pub(crate) fn share_memory(
-        &self,
-        purpose: Purpose,
-        byte_len: usize,
-        source: GroupRank,
-        fill: Option<&mut Fill<'_>>,
-        deadline: Instant,
-    ) -> Result<ReadOnlyMemory> {
-        self.backend.share(purpose, byte_len, source, fill, deadline)
-    }
-
     /// Waits for what was enqueued on a stream. An error ends the communicator.
     pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
-        stream.synchronize(deadline, || self.check_alive()).map_err(|error| {
+        stream.synchronize(deadline, || self.backend.check()).map_err(|error| {
             let error = self.backend.fail(error);
             self.backend.drain(Some(stream));
             error
         })
-    }
-
-    /// After an error: waits until nothing on this stream, or on the default stream, uses the
-    /// caller's memory any more.
-    pub(crate) fn drain(&self, stream: Option<&Arc<CudaStream>>) {
-        self.backend.drain(stream);
-    }
-
-    /// Memory for the operands of an engine's collectives. The ranks have agreed on the length.
-    /// Collective, in this rank's [turn](Self::in_turn).
-    pub(crate) fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
-        self.backend.allocate_region(byte_len, for_graphs, deadline)
-    }
-
-    /// Gives every rank the words of every rank. Collective, in this rank's [turn](Self::in_turn).
-    pub(crate) fn gather_words<const N: usize>(
-        &self,
-        purpose: Purpose,
-        words: [i64; N],
-        deadline: Instant,
-    ) -> Result<Vec<[i64; N]>> {
-        Ok(self.gather_all(purpose, &words, deadline)?.as_chunks().0.to_vec())
     }
 
     /// Gives every rank the value of every rank. Collective, in this rank's [turn](Self::in_turn).
@@ -278,7 +232,7 @@ impl Communicator {
         Ok(all.chunks(longest).zip(lens).map(|(chunk, len)| chunk[..len as usize].to_vec()).collect())
     }
 
-    fn gather_all<T: Element>(&self, purpose: Purpose, input: &[T], deadline: Instant) -> Result<Vec<T>> {
+    pub(super) fn gather_all<T: Element>(&self, purpose: Purpose, input: &[T], deadline: Instant) -> Result<Vec<T>> {
         let mut output = vec![T::default(); input.len() * self.world_size() as usize];
         let call = Call::of_blocks(Collective::AllGather, T::DATA_TYPE, input.len()).for_purpose(purpose);
         let sides = [Address::host(input.as_ptr().cast()), Address::host(output.as_mut_ptr().cast())];

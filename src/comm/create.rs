@@ -112,14 +112,14 @@ impl CommunicatorBuilder {
             // Some layers and types need kernels, which NVRTC compiles.
             BackendKind::Auto => nvrtc_version().and_then(|_| nccl::check_gpus(world_size)).is_ok(),
         };
-        if is_nccl {
-            let backends = nccl::in_process(world_size, || host_ranks(world_size), deadline_after(timeout))?;
-            return Ok(backends.into_iter().map(|backend| self.communicator(backend, timeout)).collect());
-        }
-        if world_size > MAX_RANKS {
-            bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {MAX_RANKS}");
-        }
-        Ok(host_ranks(world_size)?.into_iter().map(|backend| self.communicator(backend, timeout)).collect())
+        let backends: Vec<Arc<dyn Backend>> = match is_nccl {
+            true => nccl::in_process(world_size, || host_ranks(world_size), deadline_after(timeout))?,
+            false if world_size > MAX_RANKS => {
+                bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {MAX_RANKS}")
+            }
+            false => host_ranks(world_size)?,
+        };
+        Ok(backends.into_iter().map(|backend| self.communicator(backend, timeout)).collect())
     }
 
     /// Connects this rank to the others. Collective.
@@ -137,14 +137,12 @@ impl CommunicatorBuilder {
     ///   - This process's user is the overflow user (65534), and there are other processes.
     /// - With an NCCL id: no NCCL from 2.19 on, no CUDA, no such GPU; what NCCL says.
     pub fn connect(self) -> Result<Communicator> {
-        interrupt::check_may_wait()?;
-        self.check_backend()?;
-        match self.id {
-            Some(id) => self.connect_nccl(&id),
-            None => match self.connect_ranks(1)?.pop() {
-                Some(communicator) => Ok(communicator),
-                None => bail!(System, "the bootstrap gave no communicator"),
-            },
+        if let Some(id) = self.id {
+            return self.connect_nccl(&id);
+        }
+        match self.connect_ranks(1)?.pop() {
+            Some(communicator) => Ok(communicator),
+            None => bail!(System, "the bootstrap gave no communicator"),
         }
     }
 
@@ -187,6 +185,8 @@ impl CommunicatorBuilder {
     }
 
     fn connect_nccl(self, id: &NcclId) -> Result<Communicator> {
+        interrupt::check_may_wait()?;
+        self.check_backend()?;
         let (rank, timeout) = (self.own_rank(), self.own_timeout()?);
         let (world_size, ordinal) = (self.world_size.unwrap_or(1), self.device.unwrap_or(0));
         let control = self.control.as_ref().map(|control| Arc::clone(&control.backend));

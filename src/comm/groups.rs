@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::split::{ColorAndKey, SplitGroup, color_and_key};
+use super::split::{ColorAndKey, SplitGroup};
 use super::{Backend, Communicator};
 use crate::collective::{Groups, Purpose};
 use crate::error::{Error, Result, bail, error};
@@ -28,11 +28,9 @@ impl Communicator {
 
     /// Finds the ranks with the same color, and makes their backend.
     fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
-        let [color, key] = color_and_key(color, key);
-        let own = [color, key, self.determinism().number().into()];
-        let all = self.gather_words(Purpose::SPLIT, own, deadline)?;
-        self.check_determinism(all.iter().map(|&[.., determinism]| determinism), "split")?;
-        let colors: Vec<ColorAndKey> = all.into_iter().map(|[color, key, _]| [color, key]).collect();
+        let all = self.exchange(Purpose::SPLIT, &(color, key, self.determinism), deadline)?;
+        self.check_determinism(all.iter().map(|&(.., determinism)| determinism), "split")?;
+        let colors: Vec<ColorAndKey> = all.into_iter().map(|(color, key, _)| (color, key)).collect();
         let group = SplitGroup::of(self.rank(), &colors);
         let backend = self.backend.split(group.as_ref(), deadline)?;
         Ok(group.zip(backend))
@@ -84,11 +82,8 @@ impl Communicator {
     ///
     /// `InvalidArgument`: the communicator has no such rank.
     pub fn global_rank(&self, rank: impl Into<Rank>) -> Result<Rank> {
-        let (rank, n) = (rank.into(), self.world_size());
-        if rank.0 >= n {
-            let error = error!(InvalidArgument, "rank {rank} is not one of {}", count_of(n as usize, "rank"));
-            return Err(self.about(&"global_rank", error));
-        }
+        let rank = rank.into();
+        self.check_rank("rank", rank).map_err(|error| self.about(&"global_rank", error))?;
         Ok(self.origin(rank))
     }
 

@@ -51,12 +51,11 @@ impl MessageRequest {
     /// `send of 4 float32 to rank 1 with tag 3`, with the numbers that `name` gives.
     pub(crate) fn with_ranks(&self, name: impl Fn(GroupRank) -> Rank) -> String {
         let MessageRequest { direction, tag, data_type, element_count, .. } = *self;
-        match direction {
-            Direction::Send(to) => format!("send of {element_count} {data_type} to rank {} with tag {tag}", name(to)),
-            Direction::Receive(Some(from)) => {
-                format!("recv of {element_count} {data_type} from rank {} with tag {tag}", name(from))
-            }
-            Direction::Receive(None) => format!("recv of {element_count} {data_type} from any rank with tag {tag}"),
-        }
+        let (call, peer) = match direction {
+            Direction::Send(to) => ("send", format!("to rank {}", name(to))),
+            Direction::Receive(Some(from)) => ("recv", format!("from rank {}", name(from))),
+            Direction::Receive(None) => ("recv", "from any rank".to_owned()),
+        };
+        format!("{call} of {element_count} {data_type} {peer} with tag {tag}")
     }
 }

@@ -109,7 +109,10 @@ pub use nccl_id::NcclId;
 ///   of its own.
 #[derive(Clone)]
 pub struct Communicator {
-    identity: Identity,
+    /// What the backend says of its rank. It never changes.
+    rank: Rank,
+    world_size: u32,
+    space: MemorySpace,
     backend: Arc<dyn Backend>,
     order: Arc<IssueOrder>,
     timeout: Duration,
@@ -121,20 +124,6 @@ pub struct Communicator {
     process: ProcessGuard,
 }
 
-/// What a backend says of its rank. It never changes.
-#[derive(Clone, Copy)]
-struct Identity {
-    rank: Rank,
-    world_size: u32,
-    space: MemorySpace,
-}
-
-impl Identity {
-    fn of(backend: &dyn Backend) -> Self {
-        Identity { rank: backend.rank(), world_size: backend.world_size(), space: backend.space() }
-    }
-}
-
 impl Communicator {
     /// The backend; never [`BackendKind::Auto`].
     pub fn backend(&self) -> BackendKind {
@@ -144,7 +133,9 @@ impl Communicator {
     /// A communicator that was not split from another one.
     fn new(backend: Arc<dyn Backend>, timeout: Duration) -> Self {
         Communicator {
-            identity: Identity::of(&*backend),
+            rank: backend.rank(),
+            world_size: backend.world_size(),
+            space: backend.space(),
             backend,
             order: IssueOrder::new(),
             timeout,
@@ -157,8 +148,13 @@ impl Communicator {
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
-        let (identity, backend, order) = (Identity::of(&*backend), Arc::from(backend), self.order.descendant());
-        Communicator { identity, backend, order, wire_type: None, stream: Arc::default(), ..self.clone() }
+        let Communicator { timeout, determinism, ref order, .. } = *self;
+        Communicator {
+            order: order.descendant(),
+            determinism,
+            process: self.process.clone(),
+            ..Self::new(Arc::from(backend), timeout)
+        }
     }
 
     /// The communicator's own stream, on which [`all_reduce_async`](Self::all_reduce_async) and the
@@ -180,12 +176,12 @@ impl Communicator {
 
     /// This rank's number, from 0.
     pub fn rank(&self) -> Rank {
-        self.identity.rank
+        self.rank
     }
 
     /// The number of ranks.
     pub fn world_size(&self) -> u32 {
-        self.identity.world_size
+        self.world_size
     }
 
     /// This rank's number in the communicator from which this one was split, over all steps. Errors
@@ -273,24 +269,20 @@ impl Communicator {
 
     /// Compares the ranks' determinism, for a backend that does not compare calls. Collective.
     fn agree_on_determinism(&self) -> Result<()> {
-        let (deadline, number) = (self.deadline(), i64::from(self.determinism.number()));
-        let gather = || self.gather_words(Purpose::INITIALIZE, [number], deadline);
-        let all = self.in_turn(Extent::Communicator, &"connect", deadline, gather)?;
-        self.check_determinism(all.into_iter().map(|[number]| number), "connect")
+        let deadline = self.deadline();
+        let exchange = || self.exchange(Purpose::INITIALIZE, &self.determinism, deadline);
+        self.check_determinism(self.in_turn(Extent::Communicator, &"connect", deadline, exchange)?, "connect")
     }
 
-    /// Compares what every rank gives as the number of its determinism. Every rank sees the same
-    /// list. If two differ, every rank returns an error.
-    fn check_determinism(&self, numbers: impl IntoIterator<Item = i64>, what: &str) -> Result<()> {
-        let own = i64::from(self.determinism.number());
-        let Some((other, number)) = (0..).zip(numbers).find(|(_, number)| *number != own) else { return Ok(()) };
-        let name = |number: i64| i32::try_from(number).ok().and_then(|number| Determinism::from_number(number).ok());
+    /// Compares what every rank gives as its determinism. Every rank sees the same list. If two
+    /// differ, every rank returns an error.
+    fn check_determinism(&self, all: impl IntoIterator<Item = Determinism>, what: &str) -> Result<()> {
+        let own = self.determinism;
+        let Some((rank, other)) = (0..).map(Rank).zip(all).find(|(_, other)| *other != own) else { return Ok(()) };
+        let rank = self.origin(rank);
         bail!(
             Disagreement,
-            "{what} wants the same determinism on every rank: this rank has {}, rank {} has {}",
-            self.determinism,
-            self.origin(Rank(other)),
-            name(number).map_or_else(|| number.to_string(), |determinism| determinism.to_string())
+            "{what} wants the same determinism on every rank: this rank has {own}, rank {rank} has {other}"
         );
     }
 
@@ -410,20 +402,20 @@ impl Communicator {
 
     /// The memory that [`allocate`](Self::allocate) gives and raw addresses are in.
     pub fn space(&self) -> MemorySpace {
-        self.identity.space
+        self.space
     }
 
     /// Compares the length that each rank wants to allocate. Collective, in this rank's
     /// [turn](Self::in_turn).
     fn agree_on_length(&self, byte_len: usize, deadline: Instant) -> Result<()> {
-        let all = self.gather_words(Purpose::ALLOCATE, [byte_len as i64], deadline)?;
+        let all = self.gather_all(Purpose::ALLOCATE, &[byte_len as i64], deadline)?;
         // Every rank sees the same list. If two lengths differ, every rank returns an error.
-        let Some(other) = all.iter().position(|[other]| *other != byte_len as i64) else { return Ok(()) };
+        let Some(other) = all.iter().position(|other| *other != byte_len as i64) else { return Ok(()) };
         bail!(
             Disagreement,
             "allocate wants the same length on every rank: this rank asks for {byte_len} bytes, rank {} for {}",
             self.origin(Rank(other as u32)),
-            all[other][0]
+            all[other]
         );
     }
 

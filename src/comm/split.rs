@@ -12,24 +12,16 @@ pub(crate) struct SplitGroup {
 }
 
 /// What one rank says in a split: its color, if it has one, and its key.
-pub(super) type ColorAndKey = [i64; 2];
-
-/// As ranks exchange it: a color fits in an `i64`, and no color is negative.
-pub(super) fn color_and_key(color: Option<u32>, key: i32) -> ColorAndKey {
-    [color.map_or(-1, i64::from), i64::from(key)]
-}
+pub(super) type ColorAndKey = (Option<u32>, i32);
 
 impl SplitGroup {
     /// The ranks with `own`'s color, ordered by key and then by rank; `None` if it has no color.
     /// `all` is what each rank said.
     pub(super) fn of(own: Rank, all: &[ColorAndKey]) -> Option<Self> {
-        let [color, _] = all[own.index()];
-        if color < 0 {
-            return None;
-        }
-        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == color).collect();
+        let color = all[own.index()].0?;
+        let mut members: Vec<usize> = (0..all.len()).filter(|&rank| all[rank].0 == Some(color)).collect();
         // The sort is stable, so ranks with equal keys stay in the order of their numbers.
-        members.sort_by_key(|&rank| all[rank][1]);
+        members.sort_by_key(|&rank| all[rank].1);
         let rank = members.iter().position(|&rank| rank == own.index())?;
         let members = members.into_iter().map(|rank| Rank(rank as u32)).collect();
         Some(SplitGroup { members, rank: GroupRank(rank as u32) })
@@ -47,8 +39,7 @@ mod tests {
 
     #[test]
     fn members_are_ordered_by_key_and_then_by_rank() {
-        let said = [(Some(7), 5), (None, 0), (Some(7), -1), (Some(u32::MAX), i32::MIN), (Some(7), 5)];
-        let all = said.map(|(color, key)| color_and_key(color, key));
+        let all = [(Some(7), 5), (None, 0), (Some(7), -1), (Some(u32::MAX), i32::MIN), (Some(7), 5)];
         let group = |rank: u32| SplitGroup::of(Rank(rank), &all).map(|group| (group.id(), group.rank.0, group.members));
         let sevens: Box<[Rank]> = [Rank(2), Rank(0), Rank(4)].into();
         assert_eq!(group(0), Some((0, 1, sevens.clone())));

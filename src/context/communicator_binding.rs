@@ -63,7 +63,10 @@ impl CommunicatorBinding {
         deadline: Instant,
     ) -> Result<Self> {
         let make_regions = || {
-            communicator.default_stream().map_or(Ok(()), |stream| stream.device().prepare(kernels(&engine)?))?;
+            communicator
+                .as_backend()
+                .default_stream()
+                .map_or(Ok(()), |stream| stream.device().prepare(kernels(&engine)?))?;
             Regions::new(&engine, communicator.space())
         };
         // What can fail on this rank alone comes before the agreement, which tells the other ranks.
@@ -79,7 +82,7 @@ impl CommunicatorBinding {
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
         let collectives = &engine.analysis.collectives;
-        let graphs = match communicator.default_stream() {
+        let graphs = match communicator.as_backend().default_stream() {
             Some(_) => GraphPolicy::agree(&engine, communicator, options, deadline)?,
             None => GraphPolicy::default(),
         };
@@ -91,7 +94,7 @@ impl CommunicatorBinding {
             }
         }
         if region_bytes > 0 {
-            let region = communicator.allocate_region(region_bytes, options.cuda_graph, deadline)?;
+            let region = communicator.as_backend().allocate_region(region_bytes, options.cuda_graph, deadline)?;
             regions.memory.communicator = Some(region);
         }
         let mut binding = CommunicatorBinding {

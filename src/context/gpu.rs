@@ -41,7 +41,7 @@ pub(super) unsafe fn run(
         })
     };
     let mirror = |located: &RunIo, index: usize| located.tensors[index].map_or(std::ptr::null_mut(), |raw| raw.address);
-    let alive = &mut || communicator.check_alive();
+    let alive = &mut || communicator.as_backend().check();
     for (index, raw) in on_host(IoMode::Input) {
         let to = mirror(&regions.located, index);
         // SAFETY: the caller's promise; the mirror is as long.
@@ -54,7 +54,7 @@ pub(super) unsafe fn run(
         unsafe { EngineRun::new(binding, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
     };
     // Where ranks tell each other what becomes of the run.
-    let control = communicator.control().filter(|_| binding.graphs.is_collective);
+    let control = communicator.as_backend().control().filter(|_| binding.graphs.is_collective);
     if binding.graphs.is_recording && !is_capturing {
         let decided = (communicator, &binding.graphs, control);
         // SAFETY: the caller's promise.

@@ -84,7 +84,7 @@ impl GraphPolicy {
         let is_for_all = layers.any(|layer| layer.nb_rank == communicator.world_size());
         let has_peers = communicator.world_size() > 1 && engine.first_collective().is_some();
         let is_collective = has_peers && (is_for_all || cuda_graph);
-        let can_agree = !is_collective || communicator.control().is_some();
+        let can_agree = !is_collective || communicator.as_backend().control().is_some();
         if cuda_graph && !can_agree && !graphs_without_agreement {
             event!(
                 WARN,
@@ -215,7 +215,7 @@ impl Replays {
         let own = match &self.stream {
             Some(own) => own,
             None => {
-                self.kept.iter().for_each(|kept| communicator.track_graph(&kept.graph));
+                self.kept.iter().for_each(|kept| communicator.as_backend().track_graph(&kept.graph));
                 self.stream.insert(Arc::new(CudaStream::new(stream.device())?))
             }
         };

@@ -67,8 +67,10 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
     let Setup { binding, shapes } = setup;
     let mut guard = binding.lock_regions(deadline)?;
     let regions = &mut *guard.regions;
-    let gpu =
-        binding.communicator.as_ref().and_then(|communicator| Some((communicator, communicator.default_stream()?)));
+    let gpu = binding
+        .communicator
+        .as_ref()
+        .and_then(|communicator| Some((communicator, communicator.as_backend().default_stream()?)));
     let followed = gpu.map_or(Ok(()), |(_, default_stream)| regions.follow(stream.unwrap_or(default_stream)));
     if followed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotReady) {
         // Nothing has been enqueued.
@@ -95,7 +97,7 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
         communicator.abort_with(&error);
         if !is_capturing {
             // Parts of the run may still use the caller's memory.
-            communicator.drain(stream);
+            communicator.as_backend().drain(stream);
         }
     }
     Err(error)

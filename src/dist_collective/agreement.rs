@@ -76,7 +76,7 @@ struct Summary {
 /// What a plan needs beside its calls.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(crate) struct Needs {
-    /// The bytes from [`Communicator::allocate_region`].
+    /// The bytes from `Backend::allocate_region`.
     pub(crate) region_bytes: u64,
     /// A hash of how many collectives are in each step.
     pub(crate) steps: [u8; 32],

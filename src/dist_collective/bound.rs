@@ -111,7 +111,8 @@ impl<'a> Roles<'a> {
             }
             None => Ok(()),
         };
-        let result = result.and_then(|()| if layer.nb_rank > 1 { communicator.check_device() } else { Ok(()) });
+        let result =
+            result.and_then(|()| if layer.nb_rank > 1 { communicator.as_backend().check_device() } else { Ok(()) });
         result.map_err(|e| e.about(|| layer.subject.to_string()))
     }
 

@@ -23,7 +23,6 @@ use crate::memory::{Address, MemorySpace};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{EnqueueError, Stream, Task, Watch, Work};
 use crate::util::panic_message;
-use crate::util::text::count_of;
 
 /// The call, as errors name it.
 const NAME: &str = "broadcast_tensor_dict";
@@ -192,10 +191,7 @@ impl Broadcast {
         let BroadcastOptions { src, pin_memory, shared, refusal, .. } = &self.options;
         refusal.clone().map_or(Ok(()), Err)?;
         let communicator = &self.communicator;
-        if src.0 >= communicator.world_size() {
-            let ranks = count_of(communicator.world_size() as usize, "rank");
-            bail!(InvalidArgument, "source {src} is not one of {ranks}");
-        }
+        communicator.check_rank("source", *src)?;
         let (own, space) = (communicator.backend(), self.space());
         if *shared && own != BackendKind::Host {
             bail!(Unsupported, "shared is for ranks of one machine on the host backend, and the group has {own}");

@@ -82,7 +82,7 @@ impl Broadcast {
     /// other ranks wait for pieces.
     pub(super) fn payload(&self, tensors: Vec<Side<'_>>) -> Result<()> {
         self.move_pieces(tensors).inspect_err(|error| {
-            if self.communicator.check_alive().is_ok() {
+            if self.communicator.as_backend().check().is_ok() {
                 self.communicator.abort_with(error);
             }
         })

@@ -76,6 +76,6 @@ impl Broadcast {
     }
 
     fn share_memory(&self, byte_len: usize, fill: Option<&mut Fill<'_>>) -> Result<ReadOnlyMemory> {
-        self.communicator.share_memory(PURPOSE, byte_len, GroupRank(self.options.src.0), fill, self.deadline)
+        self.communicator.as_backend().share(PURPOSE, byte_len, GroupRank(self.options.src.0), fill, self.deadline)
     }
 }

@@ -34,8 +34,8 @@ impl Communicator {
     fn call(&self, collective: Collective<Rank>, [input, output]: [Given; 2]) -> Result<Call> {
         let n = self.world_size() as usize;
         let ranks = || count_of(n, "rank");
-        if let Some(root) = collective.root().filter(|root| root.0 >= self.world_size()) {
-            bail!(InvalidArgument, "root {root} is not one of {}", ranks());
+        if let Some(root) = collective.root() {
+            self.check_rank("root", root)?;
         }
         // All ranks of a communicator are a group in which ranks have the same numbers.
         let collective = collective.with_root(|rank| GroupRank(rank.0));

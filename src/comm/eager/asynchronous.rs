@@ -208,7 +208,7 @@ impl Communicator {
         if let Some(list) = &mut operands.list {
             let list = list.iter_mut().map(|buffer| *TensorViewMut::from(buffer).raw()).collect();
             let one = if matches!(collective, Collective::Scatter { .. }) { output } else { input };
-            return self.list_task(collective, one, Some(list), None, stream);
+            return self.list_task(collective, one, list, None, stream);
         }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));

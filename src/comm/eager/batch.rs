@@ -74,7 +74,7 @@ pub struct RawMessage {
 pub struct Messages<T = ()> {
     /// What the messages own, in the order in which they were given.
     pub content: T,
-    call: Option<Call>,
+    call: Option<MessageCall>,
     received: Vec<Option<Received>>,
 }
 
@@ -83,11 +83,19 @@ impl<T> Messages<T> {
     pub fn received(&self) -> &[Option<Received>] {
         &self.received
     }
+
+    fn set_received(&mut self, received: Vec<Option<Received>>)
+    where
+        T: Content,
+    {
+        self.content.set_received(&received);
+        self.received = received;
+    }
 }
 
 /// What the messages have to do.
 #[derive(Debug)]
-struct Call {
+struct MessageCall {
     communicator: Communicator,
     /// The call, as errors name it.
     name: &'static str,
@@ -253,71 +261,72 @@ impl Communicator {
     }
 
     /// Begins messages whose buffers `content` owns.
-    fn begin<T: Owner>(
+    fn begin<T: Content>(
         &self,
         name: &'static str,
         content: T,
         requests: Result<Vec<MessageRequest>>,
     ) -> Result<Work<Messages<T>>, EnqueueError<T>> {
-        let checked = requests.and_then(|requests| {
+        let check = |requests: &Vec<MessageRequest>| {
             requests.iter().try_for_each(|request| self.check_message_space(request, false))?;
             self.check_process()?;
-            interrupt::check_may_wait()?;
-            Ok(requests)
-        });
-        let requests = match checked {
+            interrupt::check_may_wait()
+        };
+        let requests = match requests.and_then(|requests| check(&requests).map(|()| requests)) {
             Ok(requests) => requests,
             Err(error) => return Err(EnqueueError::new(self.about(&name, error), content)),
         };
-        let deadline = self.deadline();
-        let received = vec![None; requests.len()];
-        let call = Call { communicator: self.clone(), name, requests, deadline };
+        let (deadline, received) = (self.deadline(), vec![None; requests.len()]);
+        let call = MessageCall { communicator: self.clone(), name, requests: requests.clone(), deadline };
         let messages = Messages { content, call: Some(call), received };
-        Ok(match self.default_stream() {
+        Ok(match self.backend.default_stream() {
             Some(stream) => self.submit(messages, &Stream::of_cuda(stream)),
-            None => self.start_messages(messages, deadline),
+            None => self.start_messages(messages, requests, deadline),
         })
     }
 
     /// Begins messages that the backend moves along by itself.
-    fn start_messages<T: Owner>(&self, messages: Messages<T>, deadline: Instant) -> Work<Messages<T>> {
-        let requests = messages.call.as_ref().map_or_else(Vec::new, |call| call.requests.clone());
+    fn start_messages<T: Content>(
+        &self,
+        messages: Messages<T>,
+        requests: Vec<MessageRequest>,
+        deadline: Instant,
+    ) -> Work<Messages<T>> {
+        let received = vec![None; requests.len()];
+        let left = requests.len();
         let (work, end) = Work::detached(messages);
-        let running = Arc::new(Mutex::new(Running {
-            end: Some(end),
-            ended: vec![None; requests.len()],
-            left: requests.len(),
-            error: None,
-        }));
-        let on_end = |index: usize| -> OnEnd {
+        let running = Arc::new(Mutex::new(RunningMessages { end: Some(end), received, left, error: None }));
+        let with_end = |(index, request): (usize, MessageRequest)| {
             let running = Arc::clone(&running);
-            Box::new(move |result| Running::end_one(&running, index, result))
+            let on_end: OnEnd = Box::new(move |result| RunningMessages::end_one(&running, index, &request, result));
+            (request, on_end)
         };
-        let requests = requests.into_iter().enumerate().map(|(index, request)| (request, on_end(index))).collect();
+        let requests = requests.into_iter().enumerate().map(with_end).collect();
         // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
         if let Err(error) = unsafe { self.backend.start_messages(requests, deadline) } {
             lock(&running).error = Some(error);
         }
-        Running::end_if_all_have(&running);
+        RunningMessages::end_if_all_have(&running);
         work
     }
 }
 
 /// Messages on their way, which end one after the other.
-struct Running<T: Owner> {
+struct RunningMessages<T: Content> {
     /// `None` after the end.
     end: Option<WorkEnd<Messages<T>>>,
-    ended: Vec<Option<Delivery>>,
+    received: Vec<Option<Received>>,
+    /// How many have not ended.
     left: usize,
     error: Option<Error>,
 }
 
-impl<T: Owner> Running<T> {
-    fn end_one(running: &Mutex<Self>, index: usize, result: Result<Delivery>) {
+impl<T: Content> RunningMessages<T> {
+    fn end_one(running: &Mutex<Self>, index: usize, request: &MessageRequest, result: Result<Delivery>) {
         let mut state = lock(running);
         state.left -= 1;
         match result {
-            Ok(delivery) => state.ended[index] = Some(delivery),
+            Ok(delivery) => state.received[index] = received(request, delivery),
             Err(error) => drop(state.error.get_or_insert(error)),
         }
         drop(state);
@@ -327,61 +336,56 @@ impl<T: Owner> Running<T> {
     /// Ends the work when all messages have ended, or none has begun.
     fn end_if_all_have(running: &Mutex<Self>) {
         let mut state = lock(running);
-        let has_begun = state.left < state.ended.len();
+        let has_begun = state.left < state.received.len();
         if state.left > 0 && (has_begun || state.error.is_none()) {
             return;
         }
-        let (end, ended, error) = (state.end.take(), std::mem::take(&mut state.ended), state.error.take());
+        let (end, received, error) = (state.end.take(), std::mem::take(&mut state.received), state.error.take());
         // The end may drop what the work owns, and with it the last handle of the communicator.
         drop(state);
         if let Some(end) = end {
             end.end(|messages| {
-                set_received(messages, &ended);
+                messages.set_received(received);
                 error.map_or(Ok(()), Err)
             });
         }
     }
 }
 
-/// Notes what each message has received.
-fn set_received<T: Owner>(messages: &mut Messages<T>, ended: &[Option<Delivery>]) {
-    let requests = messages.call.iter().flat_map(|call| &call.requests);
-    for ((received, request), delivery) in messages.received.iter_mut().zip(requests).zip(ended) {
-        let is_receive = matches!(request.direction, Direction::Receive(_));
-        *received = delivery.filter(|_| is_receive).map(Received::of);
-    }
-    messages.content.set_received(&messages.received);
+/// What a message has received; `None` for a send.
+fn received(request: &MessageRequest, delivery: Delivery) -> Option<Received> {
+    matches!(request.direction, Direction::Receive(_)).then(|| Received::of(delivery))
 }
 
 /// What messages own while they are on their way.
-trait Owner: Send + 'static {
+trait Content: Send + 'static {
     /// Is told what each message has received.
     fn set_received(&mut self, _received: &[Option<Received>]) {}
 }
 
-impl Owner for () {}
+impl Content for () {}
 
-impl Owner for Message {
+impl Content for Message {
     fn set_received(&mut self, received: &[Option<Received>]) {
-        self.received = received.iter().copied().next().flatten();
+        self.received = received[0];
     }
 }
 
-impl Owner for Vec<Message> {
+impl Content for Vec<Message> {
     fn set_received(&mut self, received: &[Option<Received>]) {
         self.iter_mut().zip(received).for_each(|(message, received)| message.received = *received);
     }
 }
 
 /// On a CUDA stream the messages are one group of NCCL's. A detached work runs nothing.
-impl<T: Owner> Task for Messages<T> {
+impl<T: Content> Task for Messages<T> {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-        let Some(Call { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
+        let Some(MessageCall { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
         communicator.check_process()?;
         // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
         let ended = unsafe { communicator.backend.enqueue_messages(requests, stream, *deadline)? };
-        let ended: Vec<Option<Delivery>> = ended.into_iter().map(Some).collect();
-        set_received(self, &ended);
+        let received = requests.iter().zip(ended).map(|(request, delivery)| received(request, delivery)).collect();
+        self.set_received(received);
         Ok(())
     }
 

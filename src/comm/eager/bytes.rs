@@ -146,29 +146,22 @@ impl<'a> BytesExchange<'a> {
 
     /// Checks what this rank's arguments show.
     fn check_arguments(&self, root: Option<Rank>, len: Option<usize>) -> Result<()> {
-        let n = self.communicator.world_size();
-        let checked = match (root, len) {
-            (Some(root), _) if root.0 >= n => {
-                Err(error!(InvalidArgument, "root {root} is not one of {}", count_of(n as usize, "rank")))
+        let check = || {
+            if let Some(root) = root {
+                self.communicator.check_rank("root", root)?;
             }
-            (_, Some(len)) if len > MOST_BYTES => {
-                Err(error!(InvalidArgument, "{len} bytes are too many; the most are {MOST_BYTES}"))
+            match len.filter(|len| *len > MOST_BYTES) {
+                Some(len) => bail!(InvalidArgument, "{len} bytes are too many; the most are {MOST_BYTES}"),
+                None => Ok(()),
             }
-            _ => Ok(()),
         };
-        checked.map_err(|error| self.label(error))
+        check().map_err(|error| self.label(error))
     }
 
     /// Makes several collectives, between which no other call of this rank comes. Peers may be in
     /// the next one, so an error of this rank's own ends the communicator.
     fn in_turn<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        let run = || {
-            body().map_err(|error| {
-                let error = self.label(error);
-                self.communicator.abort_with(&error);
-                error
-            })
-        };
+        let run = || body().inspect_err(|error| self.communicator.abort_with(&self.label(error.clone())));
         let name = self.purpose.name();
         self.communicator.in_turn(Extent::Communicator, &name, self.deadline, run).map_err(|error| self.label(error))
     }
@@ -189,60 +182,53 @@ impl<'a> BytesExchange<'a> {
         unsafe { communicator.run(Request { call, deadline: self.deadline, ..request }) }
     }
 
-    /// How many bytes of one rank travel in one round.
-    fn piece_bytes(&self) -> usize {
-        (ROUND_BYTES / self.communicator.world_size() as usize).max(1)
-    }
-
     /// Gathers the bytes of all ranks. A rank that receives nothing gets an empty list.
     fn gather(&self, collective: Collective<Rank>, bytes: &[u8], receives: bool) -> Result<Vec<Vec<u8>>> {
-        let n = self.communicator.world_size() as usize;
-        let mut lens = vec![0i64; n];
+        let mut lens = vec![0i64; self.communicator.world_size() as usize];
         self.run(Collective::AllGather, Some((&[bytes.len() as i64]).into()), Some((&mut lens).into()))?;
         let lens = announced(&lens)?;
-        let longest = lens.iter().copied().max().unwrap_or(0);
-        let mut all = vec![Vec::new(); if receives { n } else { 0 }];
-        all.iter_mut().zip(&lens).try_for_each(|(bytes, len)| reserve(bytes, *len))?;
-        let most = self.piece_bytes().min(longest);
-        let (mut input, mut output) = (zeros(most)?, zeros(most * all.len())?);
-        for start in (0..longest).step_by(most.max(1)) {
-            let piece = most.min(longest - start);
-            let own = part(bytes, start, piece);
-            input[..own.len()].copy_from_slice(own);
-            let output = &mut output[..piece * all.len()];
-            let given = receives.then(|| TensorViewMut::from(&mut *output));
-            self.run(collective, Some(input[..piece].into()), given)?;
-            for ((bytes, len), block) in all.iter_mut().zip(&lens).zip(output.chunks_exact(piece)) {
-                bytes.extend_from_slice(&block[..piece.min(len - bytes.len())]);
-            }
-        }
-        Ok(all)
+        self.move_parts(collective, &[bytes], if receives { &lens } else { &[] }, &lens)
     }
 
     /// Scatters the root's list, which has an element for each rank. On other ranks it is empty.
     fn scatter(&self, list: &[&[u8]], root: Rank) -> Result<Vec<u8>> {
-        let n = self.communicator.world_size() as usize;
         let mut lens: Vec<i64> = list.iter().map(|bytes| bytes.len() as i64).collect();
-        lens.resize(n, 0);
+        lens.resize(self.communicator.world_size() as usize, 0);
         self.run(Collective::Broadcast { root }, None, Some((&mut lens).into()))?;
         let lens = announced(&lens)?;
-        let longest = lens.iter().copied().max().unwrap_or(0);
         let own_len = lens[self.communicator.rank().index()];
-        let mut received = Vec::new();
-        reserve(&mut received, own_len)?;
-        let most = self.piece_bytes().min(longest);
-        let (mut input, mut output) = (zeros(most * list.len())?, zeros(most)?);
-        for start in (0..longest).step_by(most.max(1)) {
+        Ok(self.move_parts(Collective::Scatter { root }, list, &[own_len], &lens)?.remove(0))
+    }
+
+    /// Moves parts of unequal lengths in rounds of equal ones: this rank gives `given`, and takes
+    /// as many parts as there are `taken_lens`. `lens` has the length of each part that moves.
+    fn move_parts(
+        &self,
+        collective: Collective<Rank>,
+        given: &[&[u8]],
+        taken_lens: &[usize],
+        lens: &[usize],
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut taken = vec![Vec::new(); taken_lens.len()];
+        taken.iter_mut().zip(taken_lens).try_for_each(|(bytes, len)| reserve(bytes, *len))?;
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let most = (ROUND_BYTES / self.communicator.world_size() as usize).clamp(1, longest.max(1));
+        let (mut input, mut output) = (zeros(most * given.len())?, zeros(most * taken.len())?);
+        for start in (0..longest).step_by(most) {
             let piece = most.min(longest - start);
-            for (bytes, block) in list.iter().zip(input.chunks_exact_mut(piece)) {
-                let part = part(bytes, start, piece);
+            let (input, output) = (&mut input[..piece * given.len()], &mut output[..piece * taken.len()]);
+            for (bytes, block) in given.iter().zip(input.chunks_exact_mut(piece)) {
+                let part = &bytes[start.min(bytes.len())..(start + piece).min(bytes.len())];
                 block[..part.len()].copy_from_slice(part);
             }
-            let given = (!list.is_empty()).then(|| TensorView::from(&input[..piece * n]));
-            self.run(Collective::Scatter { root }, given, Some((&mut output[..piece]).into()))?;
-            received.extend_from_slice(&output[..piece.min(own_len - received.len())]);
+            let own_input = (!given.is_empty()).then(|| TensorView::from(&*input));
+            let own_output = (!taken.is_empty()).then(|| TensorViewMut::from(&mut *output));
+            self.run(collective, own_input, own_output)?;
+            for ((bytes, len), block) in taken.iter_mut().zip(taken_lens).zip(output.chunks_exact(piece)) {
+                bytes.extend_from_slice(&block[..piece.min(len - bytes.len())]);
+            }
         }
-        Ok(received)
+        Ok(taken)
     }
 }
 
@@ -253,12 +239,6 @@ fn announced(lens: &[i64]) -> Result<Vec<usize>> {
         bail!(System, "a peer announces {len} bytes; the most are {MOST_BYTES}");
     }
     Ok(lens.iter().map(|len| *len as usize).collect())
-}
-
-/// The part of one rank's bytes that travels in the round that begins at `start`.
-fn part(bytes: &[u8], start: usize, piece: usize) -> &[u8] {
-    let start = start.min(bytes.len());
-    &bytes[start..(start + piece).min(bytes.len())]
 }
 
 /// Memory for as many bytes as a peer announced. Without it the program goes on with an error.

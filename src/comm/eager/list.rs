@@ -5,10 +5,10 @@ use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
 use crate::collective::{Call, Collective, check_wire_type};
 use crate::comm::{Communicator, Request};
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, Result, bail};
 use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::{MovedType, TransferType};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::Rank;
 use crate::stream::{Stream, Work};
 use crate::util::text::count_of;
 
@@ -53,11 +53,10 @@ impl Communicator {
         root: impl Into<Rank>,
     ) -> Result<()> {
         let collective = Collective::Scatter { root: root.into() };
-        let views = inputs.map(|inputs| inputs.into_iter().map(|input| self.view(&collective, input)));
-        let views = views.map(Iterator::collect::<Result<Vec<_>>>).transpose()?;
-        let list = views.map(|views| views.iter().map(TensorView::raw).copied().collect());
+        let inputs = inputs.into_iter().flatten();
+        let list = inputs.map(|input| Ok(*self.view(&collective, input)?.raw())).collect::<Result<_>>()?;
         let output = *self.view_mut(&collective, output)?.raw();
-        self.complete_list(collective, Some(output), list)
+        self.complete_list(collective, output, list)
     }
 
     /// Gives the root all inputs, each in a tensor of its own. The other ranks may give `None`,
@@ -73,8 +72,8 @@ impl Communicator {
     ) -> Result<()> {
         let collective = Collective::Gather { root: root.into() };
         let input = *self.view(&collective, input)?.raw();
-        let list = outputs.map(|outputs| self.raw_list(&collective, outputs)).transpose()?;
-        self.complete_list(collective, Some(input), list)
+        let list = self.raw_list(&collective, outputs.into_iter().flatten())?;
+        self.complete_list(collective, input, list)
     }
 
     /// Gives every rank all inputs, each in a tensor of its own.
@@ -88,7 +87,7 @@ impl Communicator {
     ) -> Result<()> {
         let input = *self.view(&Collective::AllGather, input)?.raw();
         let list = self.raw_list(&Collective::AllGather, outputs)?;
-        self.complete_list(Collective::AllGather, Some(input), Some(list))
+        self.complete_list(Collective::AllGather, input, list)
     }
 
     /// [`scatter_list`](Self::scatter_list) of buffers that the work owns. The list is in
@@ -163,7 +162,7 @@ impl Communicator {
         let (space, carried) = (self.space(), block_elements * data_type.carrier_count());
         let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
         let list = list.iter().map(raw).collect();
-        let task = self.list_task(collective, Some(raw(&one)), Some(list), data_type.moved(), stream)?;
+        let task = self.list_task(collective, Some(raw(&one)), list, data_type.moved(), stream)?;
         Ok(self.submit(task, stream))
     }
 
@@ -177,14 +176,9 @@ impl Communicator {
     }
 
     /// Makes the call on this thread. The caller borrows the tensors meanwhile.
-    fn complete_list(
-        &self,
-        collective: Collective<Rank>,
-        one: Option<RawTensor>,
-        list: Option<Vec<RawTensor>>,
-    ) -> Result<()> {
+    fn complete_list(&self, collective: Collective<Rank>, one: RawTensor, list: Vec<RawTensor>) -> Result<()> {
         let stream = Stream::inline();
-        let task = self.list_task(collective, one, list, None, &stream)?;
+        let task = self.list_task(collective, Some(one), list, None, &stream)?;
         self.submit(task, &stream).wait().map(drop).map_err(Error::from)
     }
 
@@ -193,25 +187,27 @@ impl Communicator {
         &self,
         collective: Collective<Rank>,
         one: Option<RawTensor>,
-        list: Option<Vec<RawTensor>>,
+        list: Vec<RawTensor>,
         only_moved: Option<MovedType>,
         stream: &Stream,
     ) -> Result<RawCollective> {
-        self.checked_list(collective, one, list, only_moved, stream).map_err(|error| self.label(&collective, error))
+        let whole = self.whole_list(collective, &list).map_err(|error| self.label(&collective, error))?;
+        let is_scatter = matches!(collective, Collective::Scatter { .. });
+        let sides = if is_scatter { [whole.as_ref(), one.as_ref()] } else { [one.as_ref(), whole.as_ref()] };
+        let request = self.request(collective, sides)?;
+        let blocks: Vec<Address> = list.iter().filter(|_| whole.is_some()).map(RawTensor::located).collect();
+        let call = Call { only_moved, ..request.call };
+        let mut request = Request { call, blocks: Some(&blocks), stream: stream.as_cuda(), ..request };
+        let checked = self.check_request(&mut request).map_err(|error| self.label(&collective, error))?;
+        Ok(RawCollective::new(self, &checked, None))
     }
 
-    fn checked_list(
-        &self,
-        collective: Collective<Rank>,
-        one: Option<RawTensor>,
-        list: Option<Vec<RawTensor>>,
-        only_moved: Option<MovedType>,
-        stream: &Stream,
-    ) -> Result<RawCollective> {
-        let (n, rank) = (self.world_size() as usize, GroupRank(self.rank().0));
-        let is_scatter = match collective {
-            Collective::Scatter { .. } => true,
-            Collective::Gather { .. } | Collective::AllGather => false,
+    /// The list as one tensor that holds it, whose address no code uses; `None` on a rank that uses
+    /// no list.
+    fn whole_list(&self, collective: Collective<Rank>, list: &[RawTensor]) -> Result<Option<RawTensor>> {
+        let name = match collective {
+            Collective::Scatter { .. } => "input",
+            Collective::Gather { .. } | Collective::AllGather => "output",
             _ => bail!(InvalidArgument, "there is no list form; scatter, gather and all_gather have one"),
         };
         check_wire_type(collective.operation(), self.wire_type)?;
@@ -221,32 +217,22 @@ impl Communicator {
                 "the list form has no transport type, and {wire_type} is set; all_gather on one tensor for all ranks has one"
             );
         }
-        let uses_list = collective.root().is_none_or(|root| root.0 == rank.0);
-        let list = list.filter(|_| uses_list).unwrap_or_default();
-        let name = if is_scatter { "input" } else { "output" };
-        if uses_list && list.len() != n {
+        if collective.root().is_some_and(|root| root != self.rank()) {
+            return Ok(None);
+        }
+        let n = self.world_size() as usize;
+        if list.len() != n {
             let tensors = count_of(list.len(), "tensor");
             bail!(InvalidBuffer, "the {name} list has {tensors}; it must have one for each of {}", count_of(n, "rank"));
         }
-        if let (Some(first), Some(at)) = (list.first(), list.iter().position(|raw| !is_like(raw, &list[0]))) {
+        let first = &list[0];
+        if let Some(at) = list.iter().position(|raw| !is_like(raw, first)) {
             bail!(InvalidBuffer, "tensor {at} of the {name} list is {:?}, and tensor 0 is {first:?}", list[at]);
         }
-        // As one tensor that holds the list, whose address no code uses.
-        let whole = match list.first() {
-            Some(first) => {
-                let byte_len = first.byte_len.checked_mul(n).filter(|len| isize::try_from(*len).is_ok());
-                let byte_len =
-                    byte_len.ok_or_else(|| error!(InvalidBuffer, "the {name} list is longer than memory"))?;
-                Some(RawTensor { byte_len, shape: None, ..*first })
-            }
-            None => None,
-        };
-        let sides = if is_scatter { [whole.as_ref(), one.as_ref()] } else { [one.as_ref(), whole.as_ref()] };
-        let request = self.request(collective, sides)?;
-        let blocks: Vec<Address> = list.iter().map(RawTensor::located).collect();
-        let (call, stream) = (Call { only_moved, ..request.call }, stream.as_cuda());
-        let mut request = Request { call, blocks: Some(&blocks), stream, ..request };
-        Ok(RawCollective::new(self, &self.check_request(&mut request)?, None))
+        match first.byte_len.checked_mul(n).filter(|len| isize::try_from(*len).is_ok()) {
+            Some(byte_len) => Ok(Some(RawTensor { byte_len, shape: None, ..*first })),
+            None => bail!(InvalidBuffer, "the {name} list is longer than memory"),
+        }
     }
 }
 

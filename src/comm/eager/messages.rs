@@ -8,9 +8,8 @@ use crate::comm::message::{Delivery, Direction, MAX_TAG, MessageRequest};
 use crate::error::{Error, Result, bail};
 use crate::issue_order::Extent;
 use crate::memory::{RawTensor, TensorView, TensorViewMut};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::Rank;
 use crate::util::interrupt;
-use crate::util::text::count_of;
 
 /// From which rank a message is received.
 ///
@@ -139,15 +138,9 @@ impl Communicator {
     /// The message that a backend gets: to `dst` if there is one, else from `src`. Checks what the
     /// arguments show.
     pub(super) fn message(&self, dst: Option<Rank>, src: Source, tag: u32, raw: RawTensor) -> Result<MessageRequest> {
-        let check = |name: &str, rank: Rank| match rank.0 < self.world_size() {
-            true => Ok(GroupRank(rank.0)),
-            false => {
-                bail!(InvalidArgument, "{name} {rank} is not one of {}", count_of(self.world_size() as usize, "rank"))
-            }
-        };
         let direction = match (dst, src) {
-            (Some(dst), _) => Direction::Send(check("dst", dst)?),
-            (None, Source::Rank(src)) => Direction::Receive(Some(check("src", src)?)),
+            (Some(dst), _) => Direction::Send(self.check_rank("dst", dst)?),
+            (None, Source::Rank(src)) => Direction::Receive(Some(self.check_rank("src", src)?)),
             (None, Source::Any) => Direction::Receive(None),
         };
         let Some(tag) = u16::try_from(tag).ok().filter(|tag| u32::from(*tag) <= MAX_TAG) else {
@@ -170,7 +163,7 @@ impl Communicator {
             let deadline: Instant = self.deadline();
             // SAFETY: the caller's promise.
             let run = || unsafe { self.backend.run_message(&message, deadline) };
-            if self.default_stream().is_some() {
+            if self.backend.default_stream().is_some() {
                 return self.in_turn(Extent::Communicator, &name, deadline, run);
             }
             self.check_process()?;
