@@ -1,6 +1,7 @@
 //! Files of safetensors: eight bytes with the length of the header, the header in JSON, the
 //! elements. Nothing in a file is trusted.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
 use std::ops::Range;
@@ -108,14 +109,13 @@ fn unreadable(error: std::io::Error) -> Error {
 
 /// What a header says, checked against the length of the file.
 struct Header {
-    tensors: Vec<FileTensor>,
-    metadata: Vec<(String, String)>,
+    tensors: Vec<(String, FileTensor)>,
+    metadata: BTreeMap<String, String>,
     /// The number of bytes before the elements.
     byte_len: usize,
 }
 
 struct FileTensor {
-    name: String,
     element_type: ElementType,
     shape: Shape,
     /// Where its elements are, after the header.
@@ -156,20 +156,30 @@ impl Header {
     }
 
     fn of(metadata: &Metadata, byte_len: usize) -> Result<Self> {
+        let by_name: BTreeMap<String, &TensorInfo> = metadata.tensors().into_iter().collect();
         let mut tensors = Vec::new();
-        for (name, info) in metadata.tensors() {
-            tensors.push(FileTensor::new(name.clone(), info).map_err(|e| of_tensor(&name, e))?);
+        for (name, info) in by_name {
+            let tensor = FileTensor::new(info).map_err(|e| of_tensor(&name, e))?;
+            tensors.push((name, tensor));
         }
         // Tensors without elements may share a place; then their names decide.
-        tensors.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
-        let texts = metadata.metadata().iter().flatten();
-        let metadata = texts.map(|(key, text)| (key.clone(), text.clone())).collect();
+        tensors.sort_by_key(|(_, tensor)| (tensor.range.start, tensor.range.end));
+        let metadata = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
         Ok(Header { tensors, metadata, byte_len })
+    }
+
+    /// The dictionary, whose tensors `make` makes of type, shape and place in the file.
+    fn into_dict(self, mut make: impl FnMut(ElementType, Shape, usize) -> Result<Tensor>) -> Result<TensorDict> {
+        let mut dict = TensorDict { metadata: self.metadata, ..TensorDict::new() };
+        for (name, FileTensor { element_type, shape, range }) in self.tensors {
+            dict.insert(name, make(element_type, shape, self.byte_len + range.start)?);
+        }
+        Ok(dict)
     }
 }
 
 impl FileTensor {
-    fn new(name: String, info: &TensorInfo) -> Result<Self> {
+    fn new(info: &TensorInfo) -> Result<Self> {
         let type_name = info.dtype.to_string();
         let element_type = match KNOWN.iter().find(|(known, _)| *known == type_name) {
             Some((_, data_type)) => ElementType::Known(*data_type),
@@ -180,7 +190,7 @@ impl FileTensor {
         if element_type.byte_len(&shape)? != range.len() {
             bail!(InvalidArgument, "{element_type} {shape} has not the {} bytes that the header gives it", range.len());
         }
-        Ok(FileTensor { name, element_type, shape, range })
+        Ok(FileTensor { element_type, shape, range })
     }
 }
 
@@ -198,16 +208,13 @@ fn load(path: &Path) -> Result<TensorDict> {
     let mut reader = BufReader::new(file);
     let header = Header::read(&mut reader, file_len)?;
     free_memory::check("memory for its tensors", file_len - header.byte_len as u64)?;
-    let mut dict = TensorDict::new();
-    for FileTensor { name, element_type, shape, .. } in header.tensors {
+    header.into_dict(|element_type, shape, _| {
         let mut tensor = Tensor::zeroed(element_type, shape, MemorySpace::Host, None)?;
         if let Some(buffer) = tensor.as_mut_buffer() {
             reader.read_exact(buffer.as_mut_bytes()?).map_err(unreadable)?;
         }
-        dict.insert(name, tensor);
-    }
-    dict.metadata.extend(header.metadata);
-    Ok(dict)
+        Ok(tensor)
+    })
 }
 
 /// # Safety
@@ -221,12 +228,7 @@ unsafe fn map(path: &Path) -> Result<TensorDict> {
     }
     // SAFETY: the caller's promise.
     let file: ReadOnlyMemory = Arc::new(unsafe { MappedFile::new(&file, file_len as usize) }?);
-    let mut dict = TensorDict::new();
-    for FileTensor { name, element_type, shape, range } in header.tensors {
-        dict.insert(name, Tensor::read_only(element_type, shape, &file, header.byte_len + range.start)?);
-    }
-    dict.metadata.extend(header.metadata);
-    Ok(dict)
+    header.into_dict(|element_type, shape, start| Tensor::read_only(element_type, shape, &file, start))
 }
 
 /// The bytes of a file, which is mapped until this is dropped.
