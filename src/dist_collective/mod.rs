@@ -291,28 +291,18 @@ impl DistCollectiveLayer {
 
     /// Checks that the attributes fit together, and puts them into one value. Finds all mistakes.
     pub(crate) fn resolve(&self) -> Result<ResolvedLayer, Vec<Error>> {
-        let mut mistakes = Vec::new();
-        let mut note = |result: Result<()>| {
-            if let Err(error) = result {
-                mistakes.push(self.label(error));
-            }
-        };
-        note(self.check_arguments());
         let nb_rank = self.rank_count();
+        let mut mistakes: Vec<Error> = self.check_arguments().err().into_iter().collect();
         if let Some(group_len) = self.groups.group_len().filter(|len| *len as u32 != nb_rank) {
             let (groups, ranks) = (&self.groups, count_of(group_len, "rank"));
-            note(Err(error!(InvalidNetwork, "nb_rank is {nb_rank}, but each group has {ranks}; groups is {groups}")));
+            mistakes
+                .push(error!(InvalidNetwork, "nb_rank is {nb_rank}, but each group has {ranks}; groups is {groups}"));
         }
-        let root = match self.root.filter(|_| self.operation.has_root()) {
-            None => None,
-            Some(root) => match self.group_root(root, nb_rank) {
-                Ok(root) => Some(root),
-                Err(error) => {
-                    note(Err(error));
-                    None
-                }
-            },
-        };
+        let root = self.root.filter(|_| self.operation.has_root());
+        let root = root.map(|root| self.group_root(root, nb_rank)).transpose().unwrap_or_else(|error| {
+            mistakes.push(error);
+            None
+        });
         let reduce_op = self.reduce_op.filter(|_| self.operation.reduces());
         match Collective::from_parts(self.operation, reduce_op, root) {
             Some(collective) if mistakes.is_empty() => Ok(ResolvedLayer {
@@ -324,7 +314,7 @@ impl DistCollectiveLayer {
                 wire_type: self.wire_type,
                 subject: self.subject().into(),
             }),
-            _ => Err(mistakes),
+            _ => Err(mistakes.into_iter().map(|error| self.label(error)).collect()),
         }
     }
 

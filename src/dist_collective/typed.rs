@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::DistCollectiveLayer;
-use crate::collective::{CollectiveOperation, Determinism, Groups, Partition, ReduceOperation, Root, WireType};
+use crate::collective::{Collective, Determinism, Groups, Partition, ReduceOperation, Root, WireType};
 use crate::rank::{GroupRank, Rank};
 
 /// A DistCollective layer that [`Network::add`](crate::Network::add) adds.
@@ -47,13 +47,15 @@ pub struct DistCollective<R> {
 pub enum NoRoot {}
 
 impl<R> DistCollective<R> {
-    fn from_parts(
-        operation: CollectiveOperation,
-        reduce_op: Option<ReduceOperation>,
-        root: Option<Root>,
-        groups: Groups,
-    ) -> Self {
-        DistCollective { layer: DistCollectiveLayer::from_parts(operation, reduce_op, root, groups), root: PhantomData }
+    /// The layer of a collective among all ranks.
+    fn new(collective: Collective<Root>) -> Self {
+        Self::of(collective, Groups::All)
+    }
+
+    fn of(collective: Collective<Root>, groups: Groups) -> Self {
+        let (reduce_op, root) = (collective.reduce_op(), collective.root());
+        let layer = DistCollectiveLayer::from_parts(collective.operation(), reduce_op, root, groups);
+        DistCollective { layer, root: PhantomData }
     }
 
     /// Sets the number of ranks; see [`DistCollectiveLayer::set_nb_rank`]. If it is 0, adding the
@@ -98,22 +100,22 @@ impl<R> DistCollective<R> {
 impl DistCollective<NoRoot> {
     /// Every rank gets the reduction of all inputs.
     pub fn all_reduce(reduce_op: ReduceOperation) -> Self {
-        Self::from_parts(CollectiveOperation::AllReduce, Some(reduce_op), None, Groups::All)
+        Self::new(Collective::AllReduce { reduce_op })
     }
 
     /// Every rank gets all inputs, concatenated along dimension 0.
     pub fn all_gather() -> Self {
-        Self::from_parts(CollectiveOperation::AllGather, None, None, Groups::All)
+        Self::new(Collective::AllGather)
     }
 
     /// Every rank gets its block, along dimension 0, of the reduction of all inputs.
     pub fn reduce_scatter(reduce_op: ReduceOperation) -> Self {
-        Self::from_parts(CollectiveOperation::ReduceScatter, Some(reduce_op), None, Groups::All)
+        Self::new(Collective::ReduceScatter { reduce_op })
     }
 
     /// Every rank gets its block of each input, along dimension 0.
     pub fn all_to_all() -> Self {
-        Self::from_parts(CollectiveOperation::AllToAll, None, None, Groups::All)
+        Self::new(Collective::AllToAll)
     }
 
     /// Each group of the partition does the operation by itself.
@@ -132,22 +134,22 @@ impl DistCollective<NoRoot> {
 impl DistCollective<Rank> {
     /// Every rank gets the root's input.
     pub fn broadcast(root: impl Into<Rank>) -> Self {
-        Self::from_parts(CollectiveOperation::Broadcast, None, Some(Root::Rank(root.into())), Groups::All)
+        Self::new(Collective::Broadcast { root: Root::Rank(root.into()) })
     }
 
     /// The root gets the reduction of all inputs.
     pub fn reduce(reduce_op: ReduceOperation, root: impl Into<Rank>) -> Self {
-        Self::from_parts(CollectiveOperation::Reduce, Some(reduce_op), Some(Root::Rank(root.into())), Groups::All)
+        Self::new(Collective::Reduce { reduce_op, root: Root::Rank(root.into()) })
     }
 
     /// The root gets all inputs, concatenated along dimension 0.
     pub fn gather(root: impl Into<Rank>) -> Self {
-        Self::from_parts(CollectiveOperation::Gather, None, Some(Root::Rank(root.into())), Groups::All)
+        Self::new(Collective::Gather { root: Root::Rank(root.into()) })
     }
 
     /// Every rank gets its block, along dimension 0, of the root's input.
     pub fn scatter(root: impl Into<Rank>) -> Self {
-        Self::from_parts(CollectiveOperation::Scatter, None, Some(Root::Rank(root.into())), Groups::All)
+        Self::new(Collective::Scatter { root: Root::Rank(root.into()) })
     }
 
     /// These ranks take part, in this order. The root is one of them. The others skip the layer.
@@ -159,33 +161,27 @@ impl DistCollective<Rank> {
 
 /// Operations with a root in each group of a partition.
 impl Partition {
-    fn rooted(
-        self,
-        operation: CollectiveOperation,
-        reduce_op: Option<ReduceOperation>,
-        root: impl Into<GroupRank>,
-    ) -> DistCollective<GroupRank> {
-        DistCollective::from_parts(operation, reduce_op, Some(Root::GroupRank(root.into())), Groups::Partition(self))
-    }
-
     /// In each group, every rank gets the root's input.
     pub fn broadcast(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
-        self.rooted(CollectiveOperation::Broadcast, None, root)
+        DistCollective::of(Collective::Broadcast { root: Root::GroupRank(root.into()) }, Groups::Partition(self))
     }
 
     /// In each group, the root gets the reduction of all inputs.
     pub fn reduce(self, reduce_op: ReduceOperation, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
-        self.rooted(CollectiveOperation::Reduce, Some(reduce_op), root)
+        DistCollective::of(
+            Collective::Reduce { reduce_op, root: Root::GroupRank(root.into()) },
+            Groups::Partition(self),
+        )
     }
 
     /// In each group, the root gets all inputs, concatenated along dimension 0.
     pub fn gather(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
-        self.rooted(CollectiveOperation::Gather, None, root)
+        DistCollective::of(Collective::Gather { root: Root::GroupRank(root.into()) }, Groups::Partition(self))
     }
 
     /// In each group, every rank gets its block, along dimension 0, of the root's input.
     pub fn scatter(self, root: impl Into<GroupRank>) -> DistCollective<GroupRank> {
-        self.rooted(CollectiveOperation::Scatter, None, root)
+        DistCollective::of(Collective::Scatter { root: Root::GroupRank(root.into()) }, Groups::Partition(self))
     }
 }
 
