@@ -11,7 +11,7 @@ use crate::collective::Call;
 use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
 use crate::cuda::Kernel;
 use crate::data_type::DataType;
-use crate::dist_collective::{Agreement, Needs, ResolvedLayer, Role, Roles, agree};
+use crate::dist_collective::{Needs, PlanAgreement, ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
@@ -78,7 +78,7 @@ impl CommunicatorBinding {
             region_bytes: engine.memory.communicator_bytes as u64,
             steps: engine.analysis.collectives_in_steps(),
         };
-        let Agreement { region_bytes, has_equal_steps, .. } =
+        let PlanAgreement { region_bytes, has_equal_steps, .. } =
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
         let collectives = &engine.analysis.collectives;

@@ -83,7 +83,7 @@ pub(crate) struct Needs {
 }
 
 /// What all ranks know after they have compared their calls.
-pub(crate) struct Agreement {
+pub(crate) struct PlanAgreement {
     /// The most bytes that a rank needs.
     pub(crate) region_bytes: usize,
     /// Whether all ranks have the same collectives in each step.
@@ -108,7 +108,7 @@ pub(crate) fn agree(
     plan: &str,
     needs: Needs,
     deadline: Instant,
-) -> Result<Agreement> {
+) -> Result<PlanAgreement> {
     let number = new_number();
     let summary_of = |calls: &&[PlannedCall]| {
         let mut hash = Sha256::new();
@@ -131,7 +131,7 @@ pub(crate) fn agree(
     }
     let region_bytes = all.iter().map(|summary| summary.needs.region_bytes).max().unwrap_or(0) as usize;
     let has_equal_steps = all.iter().all(|summary| summary.needs.steps == needs.steps);
-    Ok(Agreement { region_bytes, has_equal_steps, number: all[0].number })
+    Ok(PlanAgreement { region_bytes, has_equal_steps, number: all[0].number })
 }
 
 /// The error that shows the first call that differs between ranks, with each rank's version.

@@ -161,11 +161,11 @@ impl<'a> Roles<'a> {
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct BoundLayer(Arc<Bound>);
+pub struct BoundLayer(Arc<BoundState>);
 
 /// What handles on a bound layer share, so that a run needs one more handle and no more.
 #[derive(Debug)]
-struct Bound {
+struct BoundState {
     layer: ResolvedLayer,
     /// The layer's number on its communicator, the same on every rank. It is a part of its calls,
     /// so that ranks whose layers run in different orders get an error.
@@ -224,7 +224,7 @@ impl DistCollectiveLayer {
             let layer = layer?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
             let (communicator, runs) = (communicator.clone(), Runs::default());
-            Ok(BoundLayer(Arc::new(Bound { layer, number, role, data_type, communicator, runs })))
+            Ok(BoundLayer(Arc::new(BoundState { layer, number, role, data_type, communicator, runs })))
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind)
     }
@@ -306,8 +306,8 @@ impl BoundLayer {
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let Bound { layer, number, role, data_type, communicator, runs: _ } = &*self.0;
-        BoundLayer(Arc::new(Bound {
+        let BoundState { layer, number, role, data_type, communicator, runs: _ } = &*self.0;
+        BoundLayer(Arc::new(BoundState {
             layer: layer.clone(),
             number: *number,
             role: role.clone(),
@@ -370,7 +370,7 @@ impl BoundLayer {
     ///
     /// As [`Checked::run`].
     unsafe fn run_here(&self, checked: &Checked<'_>) -> Result<()> {
-        let Bound { layer, communicator, .. } = &*self.0;
+        let BoundState { layer, communicator, .. } = &*self.0;
         // SAFETY: the caller's promise.
         let run = || unsafe { checked.run() };
         communicator.in_turn(Extent::WithGroups, &layer.subject, checked.deadline(), run).map_err(|e| self.about(e))
@@ -406,7 +406,7 @@ impl BoundLayer {
             // SAFETY: the caller's promise.
             return Ok(Work::ended(RawCollective::default(), unsafe { self.run_here(&checked) }));
         }
-        let Bound { layer, role, communicator, .. } = &*self.0;
+        let BoundState { layer, role, communicator, .. } = &*self.0;
         let member = if let Role::Member(member) = role { member } else { communicator };
         let task = RawCollective::new(member, &checked, Some(Arc::clone(&layer.subject)));
         Ok(stream.submit(task, Some(communicator.order(Extent::WithGroups)), None))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use agreement::{Agreement, Needs, PlannedCall, SET_COMMUNICATOR, agree};
+pub(crate) use agreement::{Needs, PlanAgreement, PlannedCall, SET_COMMUNICATOR, agree};
 pub use bound::BoundLayer;
 pub(crate) use bound::{Role, Roles};
 pub use typed::{DistCollective, NoRoot};

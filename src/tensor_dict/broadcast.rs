@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::TensorDict;
 use super::arrival::{Arrival, check_existing};
 use super::options::{BroadcastOptions, BroadcastProgress};
-use super::payload::Side;
+use super::payload::PayloadTensor;
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
 use crate::collective::{Call, Collective, Purpose, PurposeKind};
 use crate::comm::{BackendKind, Communicator, Request};
@@ -160,7 +160,7 @@ impl Broadcast {
             let tensors = dict.iter().map(|(_, tensor)| tensor);
             return match is_shared {
                 true => self.share(tensors.collect()),
-                false => self.payload(tensors.map(Side::Source).collect()),
+                false => self.payload(tensors.map(PayloadTensor::Source).collect()),
             };
         }
         if is_shared {
@@ -172,7 +172,7 @@ impl Broadcast {
             return self.receive_shared(dict, schema);
         }
         if !sends_schema {
-            return self.payload(dict.tensors.iter_mut().map(|(_, tensor)| Side::Receiver(tensor)).collect());
+            return self.payload(dict.tensors.iter_mut().map(|(_, tensor)| PayloadTensor::Receiver(tensor)).collect());
         }
         let prepare = |schema| Arrival::prepare(dict, schema, self.options.device, self.space(), pinning.as_ref());
         let mut arrival = self.receive_schema(&all[src], prepare)?;

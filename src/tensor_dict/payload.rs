@@ -12,32 +12,32 @@ pub(super) const PIECE_BYTES: usize = 8 << 20;
 const PACKED_BYTES: usize = 256 << 10;
 
 /// A tensor of this rank, in the source's order.
-pub(super) enum Side<'a> {
+pub(super) enum PayloadTensor<'a> {
     Source(&'a Tensor),
     Receiver(&'a mut Tensor),
 }
 
-impl Side<'_> {
+impl PayloadTensor<'_> {
     fn byte_len(&self) -> usize {
         match self {
-            Side::Source(tensor) => tensor.byte_len(),
-            Side::Receiver(tensor) => tensor.byte_len(),
+            PayloadTensor::Source(tensor) => tensor.byte_len(),
+            PayloadTensor::Receiver(tensor) => tensor.byte_len(),
         }
     }
 
     /// Where the elements begin; `None` if they have to be copied.
     fn address(&mut self) -> Option<Address> {
         match self {
-            Side::Source(tensor) => tensor.source(),
-            Side::Receiver(tensor) => tensor.target(),
+            PayloadTensor::Source(tensor) => tensor.source(),
+            PayloadTensor::Receiver(tensor) => tensor.target(),
         }
     }
 
     /// Copies a part of the source's tensor into the bytes, or the bytes into a receiver's.
     fn copy(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         match self {
-            Side::Source(tensor) => tensor.read(offset, bytes),
-            Side::Receiver(tensor) => tensor.write(offset, bytes),
+            PayloadTensor::Source(tensor) => tensor.read(offset, bytes),
+            PayloadTensor::Receiver(tensor) => tensor.write(offset, bytes),
         }
     }
 }
@@ -80,7 +80,7 @@ fn pieces(byte_lens: &[usize]) -> Vec<Vec<Part>> {
 impl Broadcast {
     /// Moves the elements. After an error of this rank alone the communicator ends, because the
     /// other ranks wait for pieces.
-    pub(super) fn payload(&self, tensors: Vec<Side<'_>>) -> Result<()> {
+    pub(super) fn payload(&self, tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
         self.move_pieces(tensors).inspect_err(|error| {
             if self.communicator.as_backend().check().is_ok() {
                 self.communicator.abort_with(error);
@@ -88,8 +88,8 @@ impl Broadcast {
         })
     }
 
-    fn move_pieces(&self, mut tensors: Vec<Side<'_>>) -> Result<()> {
-        let byte_lens: Vec<usize> = tensors.iter().map(Side::byte_len).collect();
+    fn move_pieces(&self, mut tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
+        let byte_lens: Vec<usize> = tensors.iter().map(PayloadTensor::byte_len).collect();
         let total_bytes = byte_lens.iter().map(|len| *len as u64).sum();
         let (mut byte_count, mut pack) = (0, Vec::new());
         for piece in pieces(&byte_lens) {
@@ -100,7 +100,7 @@ impl Broadcast {
     }
 
     /// Gives the length of the piece.
-    fn move_piece(&self, piece: &[Part], tensors: &mut [Side<'_>], pack: &mut Vec<u8>) -> Result<usize> {
+    fn move_piece(&self, piece: &[Part], tensors: &mut [PayloadTensor<'_>], pack: &mut Vec<u8>) -> Result<usize> {
         if let &[Part { tensor, offset, byte_len }] = piece
             && byte_len >= PACKED_BYTES
             && let Some(start) = tensors[tensor].address().filter(|start| self.reaches(start))
