@@ -3,7 +3,7 @@
 use distcollective_elements::numbered;
 use serde::{Deserialize, Serialize};
 
-use super::{ReduceOperation, WireType};
+use super::{Geometry, ReduceOperation, WireType};
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 
@@ -53,13 +53,8 @@ impl CollectiveOperation {
 
     /// Whether the operation has a root.
     pub const fn has_root(self) -> bool {
-        matches!(
-            self,
-            CollectiveOperation::Broadcast
-                | CollectiveOperation::Reduce
-                | CollectiveOperation::Gather
-                | CollectiveOperation::Scatter
-        )
+        let Geometry { input, output } = self.geometry();
+        input.is_of_root || output.is_of_root
     }
 }
 
@@ -188,17 +183,13 @@ impl<R: Copy> Collective<R> {
 
 /// The rule of operations: those that have a transport type.
 pub(crate) fn check_wire_type(operation: CollectiveOperation, wire_type: Option<WireType>) -> Result<()> {
-    match (operation, wire_type) {
-        (
-            CollectiveOperation::AllToAll | CollectiveOperation::Gather | CollectiveOperation::Scatter,
-            Some(wire_type),
-        ) => {
-            bail!(
-                InvalidArgument,
-                "it has no transport type, and {wire_type} is set; all_reduce, reduce, reduce_scatter, broadcast and \
-                 all_gather have one"
-            )
-        }
-        _ => Ok(()),
+    use CollectiveOperation::{AllToAll, Gather, Scatter};
+    if let (AllToAll | Gather | Scatter, Some(wire_type)) = (operation, wire_type) {
+        bail!(
+            InvalidArgument,
+            "it has no transport type, and {wire_type} is set; all_reduce, reduce, reduce_scatter, broadcast and \
+             all_gather have one"
+        );
     }
+    Ok(())
 }

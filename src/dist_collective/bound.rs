@@ -15,6 +15,7 @@ use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::{Stream, Work};
+use crate::util::rough_deadline_after;
 use crate::util::text::count_of;
 
 /// What one rank does in one layer.
@@ -161,7 +162,10 @@ impl<'a> Roles<'a> {
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct BoundLayer(Arc<BoundState>);
+pub struct BoundLayer {
+    state: Arc<BoundState>,
+    timeout: Duration,
+}
 
 /// What handles on a bound layer share, so that a run needs one more handle and no more.
 #[derive(Debug)]
@@ -223,8 +227,9 @@ impl DistCollectiveLayer {
             let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
             let layer = layer?;
             let role = Roles::new(communicator, deadline).role(&layer)?;
-            let (communicator, runs) = (communicator.clone(), Runs::default());
-            Ok(BoundLayer(Arc::new(BoundState { layer, number, role, data_type, communicator, runs })))
+            let (timeout, communicator, runs) = (communicator.timeout(), communicator.clone(), Runs::default());
+            let state = Arc::new(BoundState { layer, number, role, data_type, communicator, runs });
+            Ok(BoundLayer { state, timeout })
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind)
     }
@@ -237,12 +242,12 @@ impl BoundLayer {
     ///
     /// A shape that the operation cannot take.
     pub fn output_shape(&self, input: &[usize]) -> Result<Shape> {
-        self.0.layer.output_shape(self.0.data_type, &Shape::new(input)?)
+        self.state.layer.output_shape(self.state.data_type, &Shape::new(input)?)
     }
 
     fn call(&self, input: &Shape) -> Call {
-        let call = self.0.layer.call(self.0.data_type, input.element_count(), self.0.role.group_len());
-        Call { layer: Some(self.0.number), ..call }
+        let call = self.state.layer.call(self.state.data_type, input.element_count(), self.state.role.group_len());
+        Call { layer: Some(self.state.number), ..call }
     }
 
     /// What `take` takes of the run on an input of shape `dims`.
@@ -251,7 +256,7 @@ impl BoundLayer {
     ///
     /// A shape that the operation cannot take.
     fn take_of_run<T>(&self, dims: &[usize], take: impl FnOnce(&RunOnShape) -> T) -> Result<T> {
-        let Runs { first, latest } = &self.0.runs;
+        let Runs { first, latest } = &self.state.runs;
         if let Some(run) = first.get().filter(|run| run.is_on(dims)) {
             return Ok(take(run));
         }
@@ -269,24 +274,24 @@ impl BoundLayer {
 
     fn new_run(&self, dims: &[usize]) -> Result<RunOnShape> {
         let input = Shape::new(dims)?;
-        let output = self.0.layer.output_shape(self.0.data_type, &input)?;
+        let output = self.state.layer.output_shape(self.state.data_type, &input)?;
         Ok(RunOnShape { input, output, call: self.call(&input) })
     }
 
     /// A run on these buffers.
     fn request<'a>(&'a self, call: Call, sides: [Address; 2], stream: Option<&'a Stream>) -> Request<'a> {
-        let (label, stream) = (Some(&*self.0.layer.subject), stream.and_then(Stream::as_cuda));
-        Request { label, stream, ..Request::new(call, sides, self.0.communicator.deadline()) }
+        let (label, stream) = (Some(&*self.state.layer.subject), stream.and_then(Stream::as_cuda));
+        Request { label, stream, ..Request::new(call, sides, rough_deadline_after(self.timeout)) }
     }
 
     /// Checks the buffers of a run. That is not done again when its turn comes.
     fn check<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
-        self.0.role.check(request).map_err(|e| self.about(e))
+        self.state.role.check(request).map_err(|e| self.about(e))
     }
 
     /// Says in an error which rank and layer it is about.
     fn about(&self, error: Error) -> Error {
-        self.0.communicator.about(&self.0.layer.subject, error)
+        self.state.communicator.about(&self.state.layer.subject, error)
     }
 
     /// Where input and output may share memory on this rank.
@@ -296,7 +301,7 @@ impl BoundLayer {
     /// A shape that the operation cannot take.
     pub fn in_place(&self, input: &[usize]) -> Result<InPlace> {
         self.output_shape(input)?;
-        Ok(match &self.0.role {
+        Ok(match &self.state.role {
             Role::Identity => InPlace::SameAddress,
             Role::Skip => InPlace::Unused,
             Role::Member(communicator) => self.call(&Shape::new(input)?).in_place(GroupRank(communicator.rank().0)),
@@ -306,25 +311,17 @@ impl BoundLayer {
     /// The same layer with another timeout for its calls; see [`Communicator::with_timeout`].
     #[must_use = "it is another handle; this one keeps its timeout"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let BoundState { layer, number, role, data_type, communicator, runs: _ } = &*self.0;
-        BoundLayer(Arc::new(BoundState {
-            layer: layer.clone(),
-            number: *number,
-            role: role.clone(),
-            data_type: *data_type,
-            communicator: communicator.with_timeout(timeout),
-            runs: Runs::default(),
-        }))
+        BoundLayer { timeout, ..self.clone() }
     }
 
     /// Whether this rank's input is read.
     pub fn reads_input(&self) -> bool {
-        self.0.role.reads_input(&self.call(&Shape::default()))
+        self.state.role.reads_input(&self.call(&Shape::default()))
     }
 
     /// Whether this rank's output is written.
     pub fn writes_output(&self) -> bool {
-        self.0.role.writes_output(&self.call(&Shape::default()))
+        self.state.role.writes_output(&self.call(&Shape::default()))
     }
 
     /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use
@@ -344,19 +341,19 @@ impl BoundLayer {
         let RunOnShape { input: input_shape, output: output_shape, call } =
             self.take_of_run(dims, |run| *run).map_err(about)?;
         let check = |name: &str, raw: Option<&RawTensor>, shape: &Shape, used: bool| match raw {
-            None if used => bail!(NotReady, "{}", call.lacks(self.0.role.group_rank(), name)),
-            Some(raw) if raw.data_type != self.0.data_type => {
-                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.0.data_type)
+            None if used => bail!(NotReady, "{}", call.lacks(self.state.role.group_rank(), name)),
+            Some(raw) if raw.data_type != self.state.data_type => {
+                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.state.data_type)
             }
-            Some(raw) if raw.byte_len != shape.byte_len(self.0.data_type) => {
+            Some(raw) if raw.byte_len != shape.byte_len(self.state.data_type) => {
                 bail!(InvalidBuffer, "the {name} has {} elements, and its shape is {shape}", raw.element_count())
             }
             _ => Ok(()),
         };
         let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
-        check("input", input, &input_shape, self.0.role.reads_input(&call)).map_err(about)?;
-        check("output", output, &output_shape, self.0.role.writes_output(&call)).map_err(about)?;
-        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.0.communicator.space() };
+        check("input", input, &input_shape, self.state.role.reads_input(&call)).map_err(about)?;
+        check("output", output, &output_shape, self.state.role.writes_output(&call)).map_err(about)?;
+        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.state.communicator.space() };
         let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
         let mut request = self.request(call, sides, None);
         let checked = self.check(&mut request)?;
@@ -370,7 +367,7 @@ impl BoundLayer {
     ///
     /// As [`Checked::run`].
     unsafe fn run_here(&self, checked: &Checked<'_>) -> Result<()> {
-        let BoundState { layer, communicator, .. } = &*self.0;
+        let BoundState { layer, communicator, .. } = &*self.state;
         // SAFETY: the caller's promise.
         let run = || unsafe { checked.run() };
         communicator.in_turn(Extent::WithGroups, &layer.subject, checked.deadline(), run).map_err(|e| self.about(e))
@@ -398,7 +395,7 @@ impl BoundLayer {
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
         let call = self.take_of_run(dims, |run| run.call).map_err(|e| self.about(e))?;
-        let space = self.0.communicator.space();
+        let space = self.state.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
         let mut request = self.request(call, sides, Some(stream));
         let checked = self.check(&mut request)?;
@@ -406,7 +403,7 @@ impl BoundLayer {
             // SAFETY: the caller's promise.
             return Ok(Work::ended(RawCollective::default(), unsafe { self.run_here(&checked) }));
         }
-        let BoundState { layer, role, communicator, .. } = &*self.0;
+        let BoundState { layer, role, communicator, .. } = &*self.state;
         let member = if let Role::Member(member) = role { member } else { communicator };
         let task = RawCollective::new(member, &checked, Some(Arc::clone(&layer.subject)));
         Ok(stream.submit(task, Some(communicator.order(Extent::WithGroups)), None))

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use sha2::{Digest, Sha256};
 
-use super::TensorDict;
 use super::element_type::ElementType;
+use super::{Tensor, TensorDict};
 use crate::error::{Error, Result, bail, error};
 use crate::shape::Shape;
 use crate::util::text::clipped;
@@ -35,7 +35,7 @@ pub(super) struct TensorSchema {
 }
 
 /// A schema as it travels: name, type and dimensions of each tensor, and the texts.
-type Encoded<Name, Type, Dims, Texts> = (Vec<(Name, Type, Dims)>, Texts);
+type Decoded = (Vec<(String, ElementType, Vec<usize>)>, BTreeMap<String, String>);
 
 impl EncodedSchema {
     /// The schema of a dictionary.
@@ -45,11 +45,10 @@ impl EncodedSchema {
     /// - `InvalidArgument`: it is longer than [`MAX_SCHEMA_BYTES`].
     pub(super) fn of(dict: &TensorDict) -> Result<Self> {
         let shapes: Vec<Shape> = dict.iter().map(|(_, tensor)| tensor.shape()).collect();
-        let tensors = dict.iter().zip(&shapes);
-        let tensors = tensors.map(|((name, tensor), shape)| (name, tensor.element_type(), shape.as_slice())).collect();
-        let encoded: Encoded<&str, &ElementType, &[usize], _> = (tensors, dict.metadata());
-        let bytes =
-            postcard::to_stdvec(&encoded).map_err(|e| error!(System, "the schema cannot be encoded").with_source(e))?;
+        let tensor = |((name, tensor), shape)| (name, Tensor::element_type(tensor), Shape::as_slice(shape));
+        let tensors: Vec<(&str, &ElementType, &[usize])> = dict.iter().zip(&shapes).map(tensor).collect();
+        let bytes = postcard::to_stdvec(&(tensors, dict.metadata()))
+            .map_err(|e| error!(System, "the schema cannot be encoded").with_source(e))?;
         let len = bytes.len();
         if len > MAX_SCHEMA_BYTES {
             bail!(InvalidArgument, "names, shapes and texts are {len} bytes; the most are {MAX_SCHEMA_BYTES}");
@@ -71,7 +70,6 @@ impl Schema {
     /// - `System`: the bytes are no schema, or one that breaks a rule of [`TensorDict`].
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |e: Error| error!(System, "the schema that came breaks a rule: {e}");
-        type Decoded = Encoded<String, ElementType, Vec<usize>, BTreeMap<String, String>>;
         let ((tensors, metadata), left) = postcard::take_from_bytes::<Decoded>(bytes)
             .map_err(|e| error!(System, "the schema that came cannot be read: {e}"))?;
         if !left.is_empty() {
@@ -96,7 +94,7 @@ mod tests {
     use super::*;
     use crate::data_type::DataType;
     use crate::memory::Buffer;
-    use crate::tensor_dict::{OpaqueType, Tensor};
+    use crate::tensor_dict::OpaqueType;
 
     fn dict() -> TensorDict {
         let mut dict = TensorDict::new();

@@ -76,7 +76,11 @@ pub struct Messages<T = ()> {
     pub content: T,
     call: Option<MessageCall>,
     received: Vec<Option<Received>>,
+    /// Tells the content what has been received.
+    tell: Tell<T>,
 }
+
+type Tell<T> = fn(&mut T, &[Option<Received>]);
 
 impl<T> Messages<T> {
     /// What each message has received; `None` for a send, and after an error.
@@ -84,11 +88,8 @@ impl<T> Messages<T> {
         &self.received
     }
 
-    fn set_received(&mut self, received: Vec<Option<Received>>)
-    where
-        T: Content,
-    {
-        self.content.set_received(&received);
+    fn set_received(&mut self, received: Vec<Option<Received>>) {
+        (self.tell)(&mut self.content, &received);
         self.received = received;
     }
 }
@@ -178,7 +179,9 @@ impl Communicator {
         mut messages: Vec<Message>,
     ) -> Result<Work<Messages<Vec<Message>>>, EnqueueError<Vec<Message>>> {
         let requests = messages.iter_mut().map(|message| self.request_of(message)).collect();
-        self.begin("batch_isend_irecv", messages, requests)
+        let tell: Tell<Vec<Message>> =
+            |messages, all| messages.iter_mut().zip(all).for_each(|(message, received)| message.received = *received);
+        self.begin("batch_isend_irecv", messages, tell, requests)
     }
 
     /// [`batch_isend_irecv`](Self::batch_isend_irecv) on raw addresses, in the memory of the
@@ -195,7 +198,7 @@ impl Communicator {
     /// An address that is null or not aligned, and the errors of [`isend`](Self::isend).
     pub unsafe fn enqueue_messages(&self, messages: &[RawMessage]) -> Result<Work<Messages>> {
         let requests = messages.iter().map(|message| self.request_of_raw(message)).collect();
-        self.begin("batch_isend_irecv", (), requests).map_err(Error::from)
+        self.begin("batch_isend_irecv", (), |_, _| (), requests).map_err(Error::from)
     }
 
     /// [`isend`](Self::isend) or [`irecv`](Self::irecv) on a raw address, in the memory of the
@@ -211,7 +214,7 @@ impl Communicator {
     pub unsafe fn enqueue_message(&self, message: &RawMessage) -> Result<Work<Messages>> {
         let name = if message.dst.is_some() { "isend" } else { "irecv" };
         let request = self.request_of_raw(message).map(|request| vec![request]);
-        self.begin(name, (), request).map_err(Error::from)
+        self.begin(name, (), |_, _| (), request).map_err(Error::from)
     }
 
     /// [`send`](Self::send) or [`recv`](Self::recv) on a raw address, in the memory of the
@@ -238,7 +241,7 @@ impl Communicator {
         mut message: Message,
     ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
         let requests = self.request_of(&mut message).map(|request| vec![request]);
-        self.begin(name, message, requests)
+        self.begin(name, message, |message, all| message.received = all[0], requests)
     }
 
     fn request_of(&self, message: &mut Message) -> Result<MessageRequest> {
@@ -261,10 +264,11 @@ impl Communicator {
     }
 
     /// Begins messages whose buffers `content` owns.
-    fn begin<T: Content>(
+    fn begin<T: Send + 'static>(
         &self,
         name: &'static str,
         content: T,
+        tell: Tell<T>,
         requests: Result<Vec<MessageRequest>>,
     ) -> Result<Work<Messages<T>>, EnqueueError<T>> {
         let check = |requests: &Vec<MessageRequest>| {
@@ -278,7 +282,7 @@ impl Communicator {
         };
         let (deadline, received) = (self.deadline(), vec![None; requests.len()]);
         let call = MessageCall { communicator: self.clone(), name, requests: requests.clone(), deadline };
-        let messages = Messages { content, call: Some(call), received };
+        let messages = Messages { content, call: Some(call), received, tell };
         Ok(match self.backend.default_stream() {
             Some(stream) => self.submit(messages, &Stream::of_cuda(stream)),
             None => self.start_messages(messages, requests, deadline),
@@ -286,7 +290,7 @@ impl Communicator {
     }
 
     /// Begins messages that the backend moves along by itself.
-    fn start_messages<T: Content>(
+    fn start_messages<T: Send + 'static>(
         &self,
         messages: Messages<T>,
         requests: Vec<MessageRequest>,
@@ -312,7 +316,7 @@ impl Communicator {
 }
 
 /// Messages on their way, which end one after the other.
-struct RunningMessages<T: Content> {
+struct RunningMessages<T: Send + 'static> {
     /// `None` after the end.
     end: Option<WorkEnd<Messages<T>>>,
     received: Vec<Option<Received>>,
@@ -321,7 +325,7 @@ struct RunningMessages<T: Content> {
     error: Option<Error>,
 }
 
-impl<T: Content> RunningMessages<T> {
+impl<T: Send + 'static> RunningMessages<T> {
     fn end_one(running: &Mutex<Self>, index: usize, request: &MessageRequest, result: Result<Delivery>) {
         let mut state = lock(running);
         state.left -= 1;
@@ -357,28 +361,8 @@ fn received(request: &MessageRequest, delivery: Delivery) -> Option<Received> {
     matches!(request.direction, Direction::Receive(_)).then(|| Received::of(delivery))
 }
 
-/// What messages own while they are on their way.
-trait Content: Send + 'static {
-    /// Is told what each message has received.
-    fn set_received(&mut self, _received: &[Option<Received>]) {}
-}
-
-impl Content for () {}
-
-impl Content for Message {
-    fn set_received(&mut self, received: &[Option<Received>]) {
-        self.received = received[0];
-    }
-}
-
-impl Content for Vec<Message> {
-    fn set_received(&mut self, received: &[Option<Received>]) {
-        self.iter_mut().zip(received).for_each(|(message, received)| message.received = *received);
-    }
-}
-
 /// On a CUDA stream the messages are one group of NCCL's. A detached work runs nothing.
-impl<T: Content> Task for Messages<T> {
+impl<T: Send + 'static> Task for Messages<T> {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Some(MessageCall { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
         communicator.check_process()?;
