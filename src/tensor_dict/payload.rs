@@ -2,8 +2,8 @@
 
 use super::broadcast::Broadcast;
 use super::tensor::Tensor;
-use crate::error::Result;
-use crate::memory::{Address, MemorySpace};
+use crate::error::{Result, bail};
+use crate::memory::{Address, MemorySpace, TensorView, TensorViewMut};
 
 /// The most bytes of a piece.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
@@ -28,8 +28,11 @@ impl PayloadTensor<'_> {
     /// Where the elements begin; `None` if they have to be copied.
     fn address(&mut self) -> Option<Address> {
         match self {
-            PayloadTensor::Source(tensor) => tensor.source(),
-            PayloadTensor::Receiver(tensor) => tensor.target(),
+            PayloadTensor::Source(tensor) => match tensor.as_buffer() {
+                Some(buffer) => Some(TensorView::from(buffer).raw().located()),
+                None => Some(Address::host(tensor.as_bytes().ok()?.as_ptr())),
+            },
+            PayloadTensor::Receiver(tensor) => Some(TensorViewMut::from(tensor.as_mut_buffer()?).raw().located()),
         }
     }
 
@@ -37,7 +40,10 @@ impl PayloadTensor<'_> {
     fn copy(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         match self {
             PayloadTensor::Source(tensor) => tensor.read(offset, bytes),
-            PayloadTensor::Receiver(tensor) => tensor.write(offset, bytes),
+            PayloadTensor::Receiver(tensor) => match tensor.as_mut_buffer() {
+                Some(buffer) => buffer.write(offset, bytes),
+                None => bail!(InvalidBuffer, "the tensor is strided or read-only"),
+            },
         }
     }
 }

@@ -8,7 +8,7 @@ use super::strided::Strided;
 use crate::cuda::Device;
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail};
-use crate::memory::{Address, Buffer, MemorySpace, RawTensor, ReadOnlyMemory, TensorView, TensorViewMut};
+use crate::memory::{Buffer, MemorySpace, RawTensor, ReadOnlyMemory, TensorView, TensorViewMut};
 use crate::shape::{Dims, Shape};
 
 /// A tensor of a [`TensorDict`](super::TensorDict). It owns its elements, or reads those in a
@@ -290,32 +290,10 @@ impl Tensor {
         }
     }
 
-    /// [`Buffer::write`] at an offset of the elements, which are contiguous.
-    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
-        match self.as_mut_buffer() {
-            Some(buffer) => buffer.write(offset, bytes),
-            None => bail!(InvalidBuffer, "the tensor is strided or read-only"),
-        }
-    }
-
     /// Whether what arrives can be written into the tensor, which has to be in `place` if one is
     /// given.
     pub(super) fn is_fillable(&self, place: Option<MemorySpace>) -> bool {
         self.as_buffer().is_some_and(|buffer| place.is_none_or(|place| buffer.space() == place))
-    }
-
-    /// Where the elements begin, to read them; `None` if they are strided.
-    pub(super) fn source(&self) -> Option<Address> {
-        match &self.storage {
-            Storage::Contiguous(buffer) => Some(Address { pointer: buffer.as_ptr().cast_mut(), space: buffer.space() }),
-            _ => Some(Address::host(self.as_bytes().ok()?.as_ptr())),
-        }
-    }
-
-    /// Where the elements begin, to write them; `None` if they are not in a buffer.
-    pub(super) fn target(&mut self) -> Option<Address> {
-        let buffer = self.as_mut_buffer()?;
-        Some(Address { pointer: buffer.as_mut_ptr(), space: buffer.space() })
     }
 }
 
