@@ -101,7 +101,7 @@ impl Regions {
         }
     }
 
-    /// ContextMemory on the GPU for an input or output of this many bytes.
+    /// Memory on the GPU for an input or output of this many bytes.
     pub(super) fn mirror(&mut self, index: usize, space: MemorySpace, byte_len: usize) -> Result<*mut u8> {
         let mirror = &mut self.mirrors[index];
         if mirror.as_ref().is_none_or(|mirror| mirror.byte_len() < byte_len) {
