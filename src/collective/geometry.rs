@@ -58,6 +58,12 @@ impl CollectiveOperation {
         Geometry { input, output }
     }
 
+    /// Whether the operation has a root.
+    pub const fn has_root(self) -> bool {
+        let Geometry { input, output } = self.geometry();
+        input.is_of_root || output.is_of_root
+    }
+
     /// The number of blocks of a rank's input among `rank_count` ranks: `rank_count` for
     /// reduce_scatter, all_to_all and scatter, else 1.
     pub const fn input_blocks(self, rank_count: usize) -> usize {

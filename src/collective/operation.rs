@@ -3,7 +3,7 @@
 use distcollective_elements::numbered;
 use serde::{Deserialize, Serialize};
 
-use super::{Geometry, ReduceOperation, WireType};
+use super::{ReduceOperation, WireType};
 use crate::error::{Result, bail};
 use crate::rank::GroupRank;
 
@@ -49,12 +49,6 @@ impl CollectiveOperation {
             self,
             CollectiveOperation::AllReduce | CollectiveOperation::Reduce | CollectiveOperation::ReduceScatter
         )
-    }
-
-    /// Whether the operation has a root.
-    pub const fn has_root(self) -> bool {
-        let Geometry { input, output } = self.geometry();
-        input.is_of_root || output.is_of_root
     }
 }
 

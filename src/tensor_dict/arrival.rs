@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::payload::PayloadTensor;
 use super::schema::{Schema, TensorSchema};
 use super::{Tensor, TensorDict, of_tensor};
 use crate::cuda::Device;
@@ -52,13 +51,11 @@ impl Arrival {
     }
 
     /// The tensors into which elements are written, in the source's order.
-    pub(super) fn tensors<'a>(&'a mut self, dict: &'a mut TensorDict) -> Vec<PayloadTensor<'a>> {
+    pub(super) fn tensors<'a>(&'a mut self, dict: &'a mut TensorDict) -> impl Iterator<Item = &'a mut Tensor> {
         let mut existing: HashMap<&str, &mut Tensor> =
             dict.tensors.iter_mut().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         let tensors = self.schema.tensors.iter().zip(&mut self.new);
-        let tensors =
-            tensors.filter_map(|(tensor, new)| new.as_mut().or_else(|| existing.remove(tensor.name.as_str())));
-        tensors.map(PayloadTensor::Receiver).collect()
+        tensors.filter_map(move |(tensor, new)| new.as_mut().or_else(|| existing.remove(tensor.name.as_str())))
     }
 
     /// Puts what has come into the dictionary.

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use super::TensorDict;
 use super::arrival::{Arrival, check_existing};
 use super::options::{BroadcastOptions, BroadcastProgress};
-use super::payload::PayloadTensor;
 use super::schema::{EncodedSchema, MAX_SCHEMA_BYTES, Schema, hash_of};
 use crate::collective::{Call, Collective, Purpose, PurposeKind};
 use crate::comm::{BackendKind, Communicator, Request};
@@ -160,7 +159,7 @@ impl Broadcast {
             let tensors = dict.iter().map(|(_, tensor)| tensor);
             return match is_shared {
                 true => self.share(tensors.collect()),
-                false => self.payload(tensors.map(PayloadTensor::Source).collect()),
+                false => self.send(tensors),
             };
         }
         if is_shared {
@@ -172,11 +171,11 @@ impl Broadcast {
             return self.receive_shared(dict, schema);
         }
         if !sends_schema {
-            return self.payload(dict.tensors.iter_mut().map(|(_, tensor)| PayloadTensor::Receiver(tensor)).collect());
+            return self.receive(dict.tensors.iter_mut().map(|(_, tensor)| tensor));
         }
         let prepare = |schema| Arrival::prepare(dict, schema, self.options.device, self.space(), pinning.as_ref());
         let mut arrival = self.receive_schema(&all[src], prepare)?;
-        self.payload(arrival.tensors(dict))?;
+        self.receive(arrival.tensors(dict))?;
         arrival.finish(dict);
         Ok(())
     }

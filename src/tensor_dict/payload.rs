@@ -12,7 +12,7 @@ pub(super) const PIECE_BYTES: usize = 8 << 20;
 const PACKED_BYTES: usize = 256 << 10;
 
 /// A tensor of this rank, in the source's order.
-pub(super) enum PayloadTensor<'a> {
+enum PayloadTensor<'a> {
     Source(&'a Tensor),
     Receiver(&'a mut Tensor),
 }
@@ -84,9 +84,19 @@ fn pieces(byte_lens: &[usize]) -> Vec<Vec<Part>> {
 }
 
 impl Broadcast {
+    /// The source's part: sends the elements.
+    pub(super) fn send<'a>(&self, tensors: impl Iterator<Item = &'a Tensor>) -> Result<()> {
+        self.payload(tensors.map(PayloadTensor::Source).collect())
+    }
+
+    /// A receiver's part: receives the elements.
+    pub(super) fn receive<'a>(&self, tensors: impl Iterator<Item = &'a mut Tensor>) -> Result<()> {
+        self.payload(tensors.map(PayloadTensor::Receiver).collect())
+    }
+
     /// Moves the elements. After an error of this rank alone the communicator ends, because the
     /// other ranks wait for pieces.
-    pub(super) fn payload(&self, tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
+    fn payload(&self, tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
         self.move_pieces(tensors).inspect_err(|error| {
             if self.communicator.as_backend().check().is_ok() {
                 self.communicator.abort_with(error);
