@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use super::agreement::{Agreement, RankInfo};
-use super::discovery::{CallerValues, Discovery, Launcher, RendezvousPoint, System, discover};
+use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
 use super::launch_report::LaunchReport;
@@ -219,7 +219,7 @@ impl EnvironmentBuilder {
         let ordinal = || connecting.ordinal();
         let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank);
         let endpoint = match &discovery.rendezvous {
-            RendezvousPoint::Machine => {
+            None => {
                 let host = connecting.host_communicator(job)?;
                 let agreement = Agreement::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
                 let communicator = match agreement.backend {
@@ -232,7 +232,7 @@ impl EnvironmentBuilder {
                 };
                 return Ok((communicator, agreement));
             }
-            RendezvousPoint::Endpoint(Endpoint::Tcp { host, .. })
+            Some(Endpoint::Tcp { host, .. })
                 if self.backend == BackendKind::Host && !is_this_machine(host, deadline)? =>
             {
                 bail!(
@@ -241,7 +241,7 @@ impl EnvironmentBuilder {
                      there is NCCL"
                 )
             }
-            RendezvousPoint::Endpoint(endpoint) => endpoint,
+            Some(endpoint) => endpoint,
         };
         let participant = Participant {
             job,

@@ -15,6 +15,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 
 use super::discovery::{Discovery, LAUNCH_SOCKET, Launcher};
 use crate::handshake::Peer;
+use crate::util::log;
 use crate::util::wait::RETRY;
 
 /// How long to try to connect while the launcher's queue is full.
@@ -30,24 +31,18 @@ pub(super) struct LaunchReport(Option<OwnedFd>);
 impl LaunchReport {
     /// Reports that this rank waits for the others, until this is dropped.
     pub(super) fn begin(discovery: &Discovery, deadline: Instant) -> Self {
-        let Ok(name) = std::env::var(LAUNCH_SOCKET) else { return LaunchReport(None) };
-        if !matches!(discovery.launcher, Launcher::DistCollective | Launcher::Torch) {
-            return LaunchReport(None);
-        }
-        match Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT)) {
-            Ok(connection) => {
-                let report = LaunchReport(Some(connection));
-                report.send(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
-                report
-            }
-            Err(e) => {
-                crate::util::log::event!(
-                    DEBUG,
-                    "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}"
-                );
-                LaunchReport(None)
-            }
-        }
+        let may_be_ours = matches!(discovery.launcher, Launcher::DistCollective | Launcher::Torch);
+        let name = std::env::var(LAUNCH_SOCKET).ok().filter(|_| may_be_ours);
+        let connect = |name: String| {
+            let connected = Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT));
+            let warn = |e: &io::Error| {
+                log::event!(DEBUG, "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}")
+            };
+            connected.inspect_err(warn).ok()
+        };
+        let report = LaunchReport(name.and_then(connect));
+        report.send(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
+        report
     }
 
     /// Reports that all ranks have met.

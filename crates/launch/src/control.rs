@@ -13,7 +13,7 @@ use crate::rank_process::Target;
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
 #[derive(Clone)]
 pub struct JobControl {
-    state: Arc<Mutex<ControlState>>,
+    pub(super) state: Arc<Mutex<ControlState>>,
 }
 
 /// What the threads share.
@@ -31,10 +31,6 @@ pub(super) struct ControlState {
 }
 
 impl JobControl {
-    pub(super) fn new() -> Self {
-        JobControl { state: Arc::default() }
-    }
-
     /// Sends a signal, by its number, to every rank that has been started, and to its process group
     /// if it has its own. A real-time signal is not sent, nor a number that is no signal's.
     pub fn signal(&self, signal: i32) {

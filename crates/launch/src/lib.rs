@@ -84,7 +84,7 @@ impl Job {
     /// A job of this many ranks. Each needs up to 4 file descriptors of this process. If there are
     /// too few, [`run`](Self::run) raises the soft limit of open files; the ranks keep the old one.
     pub fn new(world_size: u32) -> Self {
-        let control = JobControl::new();
+        let control = JobControl { state: Arc::default() };
         Job { world_size, own_groups: false, stdin: None, outputs: None, cpus: None, control }
     }
 

@@ -134,32 +134,28 @@ impl Connection {
             }
             while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
-                if self.parse(&line, job, met).is_err() {
+                if !self.parse(&line, job, met) {
                     return false;
                 }
             }
         }
     }
 
-    fn parse(&mut self, line: &[u8], job: &str, met: &mut [u64]) -> Result<()> {
-        let words: Vec<&str> = std::str::from_utf8(line).map_err(Error::other)?.trim_end().splitn(4, ' ').collect();
+    /// Returns false as [`read`](Self::read) does.
+    fn parse(&mut self, line: &[u8], job: &str, met: &mut [u64]) -> bool {
+        let words: Vec<&str> = std::str::from_utf8(line).unwrap_or_default().trim_end().splitn(4, ' ').collect();
         match (words.as_slice(), self.rank) {
             (["initialize", rank, world_size, their_job], None) => {
-                let rank = rank.parse().map_err(Error::other)?;
-                // A rank of another job, which a rank of this job may have started.
-                if their_job != &job || world_size.parse() != Ok(met.len()) || rank >= met.len() {
-                    return Err(ErrorKind::InvalidInput.into());
-                }
-                self.rank = Some(rank);
-                Ok(())
+                self.rank = rank.parse().ok().filter(|rank| *rank < met.len());
+                // A rank of this job may have started a rank of another job.
+                self.rank.is_some() && their_job == &job && world_size.parse() == Ok(met.len())
             }
             (["met"], Some(rank)) => {
                 met[rank] += 1;
-                // An error closes the connection: the rank no longer waits.
-                Err(ErrorKind::UnexpectedEof.into())
+                false
             }
             // The rank failed to initialize, or is not a rank of this job.
-            _ => Err(ErrorKind::InvalidData.into()),
+            _ => false,
         }
     }
 }

@@ -8,7 +8,6 @@ mod launcher;
 mod rendezvous_point;
 mod search;
 mod slurm;
-mod system;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +18,7 @@ pub use launcher::Launcher;
 use launcher::{LAUNCHERS, LauncherVariables};
 use rendezvous_point::RENDEZVOUS_PORT;
 use search::Search;
-pub(super) use system::System;
+pub(super) use search::System;
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
@@ -38,16 +37,6 @@ pub(super) struct CallerValues {
     pub(super) launcher: Option<Launcher>,
 }
 
-/// Where the ranks meet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum RendezvousPoint {
-    /// On this machine, by the job's name.
-    Machine,
-    /// At rank 0's address, which is not MASTER_PORT: torchrun has its store there. Or through a
-    /// file.
-    Endpoint(Endpoint),
-}
-
 /// What this process is, and where the others are.
 #[derive(Clone, Debug)]
 pub(super) struct Discovery {
@@ -56,7 +45,8 @@ pub(super) struct Discovery {
     pub(super) world_size: u32,
     pub(super) local_rank: u32,
     pub(super) local_world_size: u32,
-    pub(super) rendezvous: RendezvousPoint,
+    /// Where the ranks meet, if not on this machine by the job's name.
+    pub(super) rendezvous: Option<Endpoint>,
     /// The same text on every rank of the job, and on no other job's.
     pub(super) job: String,
     /// Where each value came from.

@@ -3,9 +3,9 @@
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
+use super::CallerValues;
 use super::launcher::{Launcher, LauncherVariables};
 use super::search::{GIVEN, Search};
-use super::{CallerValues, RendezvousPoint};
 use crate::environment::endpoint::{Endpoint, default_port, is_loopback};
 
 const ADDRESS: &str = "MASTER_ADDR";
@@ -25,14 +25,14 @@ pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Search<'_> {
-    /// The rendezvous point, and a text that is the same on every rank of the job and on no other
+    /// Where the ranks meet, if not on this machine by the job's name, and a text that is the same on every rank of the job and on no other
     /// job's. `several_machines` says why the ranks are on several machines, if they are.
     pub(super) fn rendezvous_point(
         &mut self,
         given: &CallerValues,
         variables: Option<&LauncherVariables>,
         several_machines: Option<&str>,
-    ) -> (RendezvousPoint, String) {
+    ) -> (Option<Endpoint>, String) {
         let host = given.host.clone().or_else(|| self.text(ADDRESS).filter(|text| !text.is_empty()));
         // torchrun's restarts of one job do not meet each other.
         let run = self.texts(&RUN).join("/");
@@ -53,22 +53,22 @@ impl Search<'_> {
                          machines ({reason})"
                     ));
                 }
-                return (RendezvousPoint::Machine, format!("loopback:{port}/{run}{of_launcher}"));
+                return (None, format!("loopback:{port}/{run}{of_launcher}"));
             }
             let job = format!("{host}:{port}/{run}{of_launcher}");
             let port = rendezvous_port.unwrap_or_else(|| default_port(port));
-            return (RendezvousPoint::Endpoint(Endpoint::Tcp { host: host.clone(), port }), job);
+            return (Some(Endpoint::Tcp { host: host.clone(), port }), job);
         }
         if let Some(variable) = file
             && let Some(path) = self.system.variable(variable).filter(|path| !path.is_empty())
         {
             self.sources.insert("rendezvous", variable.to_owned());
-            return (RendezvousPoint::Endpoint(Endpoint::File(PathBuf::from(path))), variable.to_owned());
+            return (Some(Endpoint::File(PathBuf::from(path))), variable.to_owned());
         }
         if let Some((name, source)) = name {
             self.sources.insert("rendezvous", source);
             self.require_one_machine(several_machines);
-            return (RendezvousPoint::Machine, name);
+            return (None, name);
         }
         if variables.is_some_and(|v| v.launcher == Launcher::Pmi) && several_machines.is_none() {
             self.mistakes.push(format!(
@@ -87,7 +87,7 @@ impl Search<'_> {
             let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
             self.mistakes.push(format!("there is no rendezvous point: {}{instead} not set", missing.join(" and ")));
         }
-        (RendezvousPoint::Machine, String::new())
+        (None, String::new())
     }
 
     /// The launcher's own name of the job, and its source.

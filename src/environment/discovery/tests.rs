@@ -1,7 +1,7 @@
 use std::ffi::OsString;
 
 use super::rendezvous_point::HYDRA_PROXY;
-use super::system::Ancestor;
+use super::search::Ancestor;
 use super::*;
 
 impl System {
@@ -124,13 +124,13 @@ fn each_has_its_rendezvous_point() {
     let at = |variables: &[(&str, &str)]| find(&CallerValues::default(), variables).map(|found| found.rendezvous);
     let ranks = [("RANK", "0"), ("WORLD_SIZE", "4")];
     let remote = [ranks.as_slice(), &[("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")]].concat();
-    let node7 = |port| RendezvousPoint::Endpoint(Endpoint::Tcp { host: "node7".to_owned(), port });
+    let node7 = |port| Some(Endpoint::Tcp { host: "node7".to_owned(), port });
     assert_eq!(at(&remote).expect("complete"), node7(29501));
     let settable = [remote.as_slice(), &[("DCL_RENDEZVOUS_PORT", "4000")]].concat();
     assert_eq!(at(&settable).expect("complete"), node7(4000));
-    assert_eq!(at(&[ranks.as_slice(), &MASTER].concat()).expect("complete"), RendezvousPoint::Machine);
+    assert_eq!(at(&[ranks.as_slice(), &MASTER].concat()).expect("complete"), None);
     let trt = [("TRT_MY_RANK", "1"), ("TRT_WORLD_SIZE", "2"), ("TRT_NCCL_ID_FILE", "/tmp/id")];
-    assert_eq!(at(&trt).expect("complete"), RendezvousPoint::Endpoint(Endpoint::File("/tmp/id".into())));
+    assert_eq!(at(&trt).expect("complete"), Some(Endpoint::File("/tmp/id".into())));
     let spread = [
         ("OMPI_COMM_WORLD_RANK", "5"),
         ("OMPI_COMM_WORLD_SIZE", "6"),
@@ -226,14 +226,14 @@ fn slurm_says_how_ranks_are_spread_over_machines() {
     }
     // The allocation has more machines than the step.
     let one = srun(&[("SLURM_STEP_NUM_NODES", "1"), ("SLURM_NNODES", "2")]);
-    assert_eq!(found(&one), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
+    assert_eq!(found(&one), "SLURM [3, 4, 1, 4] None SLURM_JOB_ID,SLURM_STEP_ID=9,0");
     let at = MASTER_ELSEWHERE;
     for (tasks, local) in [("2(x2)", 2), ("1,3", 3), ("2,2(x1)", 2)] {
         let spread =
             [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
         assert_eq!(found(&srun(&spread)), several("SLURM_STEP_TASKS_PER_NODE is 2"), "{tasks}");
         let expected = format!(
-            "SLURM [3, 4, 1, {local}] Endpoint(Tcp {{ host: \"node7\", port: 2 }}) node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
+            "SLURM [3, 4, 1, {local}] Some(Tcp {{ host: \"node7\", port: 2 }}) node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
         );
         assert_eq!(found(&srun(&[&spread[..], &at].concat())), expected, "{tasks}");
     }
@@ -259,12 +259,12 @@ fn slurm_says_how_ranks_are_spread_over_machines() {
 #[test]
 fn pmi_from_srun_is_slurm_and_pmi_from_mpirun_is_not() {
     let pmi = [("PMI_RANK", "3"), ("PMI_SIZE", "4"), ("SLURM_STEP_NUM_NODES", "1")];
-    assert_eq!(found(&srun(&pmi)), "SLURM [3, 4, 1, 4] Machine SLURM_JOB_ID,SLURM_STEP_ID=9,0");
+    assert_eq!(found(&srun(&pmi)), "SLURM [3, 4, 1, 4] None SLURM_JOB_ID,SLURM_STEP_ID=9,0");
     // mpirun in a batch script; the variables of the script's own step may happen to be the
     // same on one rank.
     let mpirun = [&pmi[..], &[("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "4")]].concat();
     let mpirun = srun(&mpirun).below("sh", None).below(HYDRA_PROXY, None);
-    assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] Machine hydra_pmi_proxy=101,5");
+    assert_eq!(found(&mpirun), "PMI (MPICH, Intel MPI) [3, 4, 3, 4] None hydra_pmi_proxy=101,5");
     let elsewhere = System::new(&pmi).below("sh", None).below("another", None);
     assert_eq!(
         found(&elsewhere),
@@ -281,7 +281,7 @@ const OPEN_MPI: [(&str, &str); 3] =
 fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
     for stray in [("WORLD_SIZE", "8"), ("RANK", "0"), ("TRT_WORLD_SIZE", "8")] {
         let variables = [&[stray][..], &OPEN_MPI].concat();
-        assert_eq!(found(&System::new(&variables)), "Open MPI [1, 2, 1, 2] Machine PMIX_NAMESPACE=77");
+        assert_eq!(found(&System::new(&variables)), "Open MPI [1, 2, 1, 2] None PMIX_NAMESPACE=77");
     }
     assert_eq!(launcher_of(&System::new(&[("WORLD_SIZE", "8")])), Some(Launcher::Torch));
 }
@@ -289,7 +289,7 @@ fn a_launcher_of_which_one_variable_is_set_hides_no_complete_one() {
 #[test]
 fn our_launcher_is_not_taken_for_torchrun() {
     let ours = [&TORCH[..], &[("DCL_LAUNCH_SOCKET", "name")]].concat();
-    assert_eq!(found(&System::new(&ours)), "distcollective launch [0, 1, 0, 1] Machine loopback:29500/");
+    assert_eq!(found(&System::new(&ours)), "distcollective launch [0, 1, 0, 1] None loopback:29500/");
     assert_eq!(launcher_of(&System::new(&ours)), Some(Launcher::DistCollective));
     // torchrun as a rank of ours.
     let inner_torchrun = [&ours[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
@@ -302,9 +302,9 @@ fn of_launchers_that_disagree_the_inner_one_counts() {
     let made = || System::new(&both);
     // Shells and mpirun's own processes may lie between.
     let inner_mpirun = made().below("sh", Some(&both)).below("mpirun", Some(&TORCH)).below("launcher", Some(&[]));
-    assert_eq!(found(&inner_mpirun), "Open MPI [1, 2, 1, 2] Machine loopback:29500//PMIX_NAMESPACE=77");
+    assert_eq!(found(&inner_mpirun), "Open MPI [1, 2, 1, 2] None loopback:29500//PMIX_NAMESPACE=77");
     let inner_torchrun = made().below("torchrun", Some(&OPEN_MPI)).below("mpirun", Some(&[]));
-    assert_eq!(found(&inner_torchrun), "torchrun [0, 1, 0, 1] Machine loopback:29500/");
+    assert_eq!(found(&inner_torchrun), "torchrun [0, 1, 0, 1] None loopback:29500/");
     // torchrun replaces what was there before.
     let replaced = [&[("RANK", "1"), ("WORLD_SIZE", "2")][..], &OPEN_MPI].concat();
     let replaced = made().below("torchrun", Some(&replaced)).below("mpirun", Some(&[]));
