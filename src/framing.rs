@@ -19,7 +19,7 @@ use crate::error::{Result, bail, error};
 const CHECKSUM_BYTES: usize = 32;
 
 /// A kind of stored bytes.
-pub(crate) struct Format {
+pub(crate) struct StoredFormat {
     pub(crate) magic: [u8; 8],
     /// Incremented whenever the layout of the body changes.
     pub(crate) version: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Format {
     pub(crate) noun: &'static str,
 }
 
-impl Format {
+impl StoredFormat {
     /// Encodes a value, with its header.
     pub(crate) fn write(&self, value: &impl Serialize) -> Result<Vec<u8>> {
         let noun = self.noun;

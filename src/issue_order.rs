@@ -395,8 +395,8 @@ impl IssueTicket<'_> {
     /// Makes the call on this thread. If it is a run of layers, calls of its plugins find the run's
     /// ticket.
     pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
-        struct End;
-        impl Drop for End {
+        struct RunEnd;
+        impl Drop for RunEnd {
             fn drop(&mut self) {
                 let _ = RUNNING.try_with(|running| running.borrow_mut().pop());
             }
@@ -407,7 +407,7 @@ impl IssueTicket<'_> {
                 let run = (self.order().shared_address(), entry);
                 // The list is gone while the thread ends. Then a plugin's call takes a ticket.
                 let listed = RUNNING.try_with(|running| running.borrow_mut().push(run));
-                let _end = listed.is_ok().then_some(End);
+                let _end = listed.is_ok().then_some(RunEnd);
                 call()
             }
         }

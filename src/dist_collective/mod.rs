@@ -20,13 +20,13 @@ use crate::collective::{
 };
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
-use crate::framing::Format;
+use crate::framing::StoredFormat;
 use crate::rank::{GroupRank, Rank};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
 /// The attributes as bytes.
-const FORMAT: Format = Format { magic: *b"DCLLAYER", version: 3, noun: "layer" };
+const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLLAYER", version: 3, noun: "layer" };
 
 /// Name and metadata, which every layer has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

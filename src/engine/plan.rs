@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::data_type::DataType;
 use crate::dist_collective::Info;
 use crate::error::{Error, Result, bail, error};
-use crate::framing::Format;
+use crate::framing::StoredFormat;
 use crate::memory::Buffer;
 use crate::network::{
     ConstantLayer, Layer, LayerBody, LayerId, Network, NetworkInput, PluginLayer, PluginRegistry, Tensor, TensorId,
@@ -22,7 +22,7 @@ use crate::network::{
 };
 use crate::shape::Dims;
 
-const FORMAT: Format = Format { magic: *b"DCLPLAN\0", version: 6, noun: "plan" };
+const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 6, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct Body {

@@ -47,7 +47,7 @@ impl RankGpu {
 
 /// What all ranks conclude.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Agreement {
+pub(super) struct AgreedSetup {
     /// Never [`BackendKind::Auto`].
     pub(super) backend: BackendKind,
     pub(super) is_one_machine: bool,
@@ -55,7 +55,7 @@ pub(super) struct Agreement {
     pub(super) seed: u64,
 }
 
-impl Agreement {
+impl AgreedSetup {
     /// Concludes the same on every rank from what all ranks told. If the backend cannot be used,
     /// the error names the ranks and the reasons.
     pub(super) fn of_ranks(infos: &[RankInfo]) -> Result<Self> {
@@ -81,7 +81,7 @@ impl Agreement {
         let first = &infos[0];
         let elsewhere = ranks_that(&|info| info.machine != first.machine);
         let is_one_machine = elsewhere.is_empty();
-        let agreement = |backend| Agreement { backend, is_one_machine, seed: first.seed };
+        let agreement = |backend| AgreedSetup { backend, is_one_machine, seed: first.seed };
         let obstacle = obstacle_to_nccl(infos);
         match (first.wanted, obstacle) {
             (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(BackendKind::Nccl)),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     fn result_as_given(infos: &[RankInfo]) -> String {
-        Agreement::of_ranks(infos)
+        AgreedSetup::of_ranks(infos)
             .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use super::agreement::{Agreement, RankInfo};
+use super::agreement::{AgreedSetup, RankInfo};
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
@@ -199,7 +199,7 @@ impl EnvironmentBuilder {
             deadline,
         };
         let connected = self.connect(&connecting).map_err(|e| e.on_rank(discovery.rank));
-        let (communicator, Agreement { seed, .. }) = connected?;
+        let (communicator, AgreedSetup { seed, .. }) = connected?;
         let communicator = communicator.with_timeout(timeout);
         report.met();
         only_one.count(&communicator);
@@ -213,7 +213,7 @@ impl EnvironmentBuilder {
     }
 
     /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
-    fn connect(&self, connecting: &Connecting<'_>) -> Result<(Communicator, Agreement)> {
+    fn connect(&self, connecting: &Connecting<'_>) -> Result<(Communicator, AgreedSetup)> {
         let Connecting { discovery, deadline, ref job, .. } = *connecting;
         let secret = self.checked_secret()?;
         let ordinal = || connecting.ordinal();
@@ -221,7 +221,7 @@ impl EnvironmentBuilder {
         let endpoint = match &discovery.rendezvous {
             None => {
                 let host = connecting.host_communicator(job)?;
-                let agreement = Agreement::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
+                let agreement = AgreedSetup::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
                 let communicator = match agreement.backend {
                     BackendKind::Nccl => {
                         let exchange = |bytes: &[u8]| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline);
@@ -253,7 +253,7 @@ impl EnvironmentBuilder {
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
         let agreement =
-            Agreement::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
+            AgreedSetup::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
         let connect_host = || connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()));
         let host = agreement.is_one_machine.then(connect_host).transpose()?;
         let communicator = match (agreement.backend, host) {

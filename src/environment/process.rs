@@ -8,7 +8,7 @@ use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 /// What `/proc/<pid>/stat` says of a process or a thread.
-pub(super) struct Stat {
+pub(super) struct ProcessStat {
     /// The program's name, of which the system keeps 15 bytes.
     pub(super) name: String,
     state: char,
@@ -18,7 +18,7 @@ pub(super) struct Stat {
     pub(super) start_time: u64,
 }
 
-impl Stat {
+impl ProcessStat {
     pub(super) fn of(pid: u32) -> Option<Self> {
         Self::read(&format!("/proc/{pid}/stat"))
     }
@@ -32,7 +32,7 @@ impl Stat {
         let (begin, rest) = text.rsplit_once(')')?;
         let (_, name) = begin.split_once('(')?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        Some(Stat {
+        Some(ProcessStat {
             name: name.to_owned(),
             state: fields.first()?.chars().next()?,
             parent: fields.get(1)?.parse().ok()?,
@@ -74,7 +74,7 @@ impl ProcessIdentity {
             boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned(),
             namespace: std::fs::metadata("/proc/self/ns/pid").ok()?.ino(),
             pid,
-            start_time: Stat::of(pid)?.start_time,
+            start_time: ProcessStat::of(pid)?.start_time,
         })
     }
 
@@ -86,7 +86,7 @@ impl ProcessIdentity {
         if test_kill_process(pid) == Err(Errno::SRCH) {
             return ProcessState::HasEnded;
         }
-        match Stat::of(self.pid) {
+        match ProcessStat::of(self.pid) {
             Some(stat) if stat.start_time != self.start_time => ProcessState::HasEnded,
             // The first thread may end before the others.
             Some(stat) if stat.has_ended() && !self.has_threads() => ProcessState::HasEnded,
@@ -98,14 +98,16 @@ impl ProcessIdentity {
     /// Whether a thread of the process still runs.
     fn has_threads(&self) -> bool {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
-        threads.filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?)).any(|stat| !stat.has_ended())
+        threads
+            .filter_map(|thread| ProcessStat::read(thread.path().join("stat").to_str()?))
+            .any(|stat| !stat.has_ended())
     }
 }
 
 /// The ancestors of this process, the nearest first: its parent, its parent's parent and so on.
-pub(super) fn ancestors() -> impl Iterator<Item = (u32, Stat)> {
-    let next = |pid: u32| Some((pid, Stat::of(pid).filter(|_| pid > 0)?));
-    let parent = Stat::of(std::process::id()).and_then(|own| next(own.parent));
+pub(super) fn ancestors() -> impl Iterator<Item = (u32, ProcessStat)> {
+    let next = |pid: u32| Some((pid, ProcessStat::of(pid).filter(|_| pid > 0)?));
+    let parent = ProcessStat::of(std::process::id()).and_then(|own| next(own.parent));
     std::iter::successors(parent, move |(_, stat)| next(stat.parent))
 }
 
@@ -116,9 +118,9 @@ mod tests {
     #[test]
     fn a_name_may_have_any_characters() {
         let stat = format!("7 (a ) (b)) S 5 {} 99 0", "0 ".repeat(17));
-        let stat = Stat::parse(&stat).expect("a process");
+        let stat = ProcessStat::parse(&stat).expect("a process");
         assert_eq!((stat.name.as_str(), stat.parent, stat.start_time), ("a ) (b)", 5, 99));
-        assert!(Stat::parse("7 (a").is_none() && Stat::parse("7 (a) S x").is_none());
+        assert!(ProcessStat::parse("7 (a").is_none() && ProcessStat::parse("7 (a) S x").is_none());
     }
 
     #[test]
@@ -128,7 +130,7 @@ mod tests {
         assert_eq!(ProcessIdentity { start_time: own.start_time + 1, ..own.clone() }.state(), ProcessState::HasEnded);
         assert_eq!(ProcessIdentity { boot: "another".to_owned(), ..own.clone() }.state(), ProcessState::Unknown);
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a child");
-        let start_time = Stat::of(child.id()).expect("a child").start_time;
+        let start_time = ProcessStat::of(child.id()).expect("a child").start_time;
         let child_identity = ProcessIdentity { pid: child.id(), start_time, ..own };
         assert_eq!(child_identity.state(), ProcessState::Runs);
         child.kill().expect("an own child");

@@ -13,7 +13,7 @@ use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown}
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Message;
+use super::WireMessage;
 use super::credentials::Peer;
 use super::frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 use super::key::{Digest, Session, TAG_BYTES, digest};
@@ -40,7 +40,7 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// Encodes a message.
-    pub(crate) fn new<T: Serialize>(message: &Message<T>) -> Result<Self> {
+    pub(crate) fn new<T: Serialize>(message: &WireMessage<T>) -> Result<Self> {
         let bytes = encode_frame(message)?;
         let digest = digest(&bytes[LENGTH_BYTES..]);
         Ok(Frame { bytes, digest })
@@ -126,7 +126,7 @@ impl Channel {
         &mut self,
         longest: usize,
         waiting: &mut Wait<'_>,
-    ) -> io::Result<Message<T>> {
+    ) -> io::Result<WireMessage<T>> {
         loop {
             if let Some(message) = self.try_receive(longest)? {
                 return Ok(message);
@@ -144,7 +144,7 @@ impl Channel {
     }
 
     /// The next message, if all of it has come.
-    pub(crate) fn try_receive<T: DeserializeOwned>(&mut self, longest: usize) -> io::Result<Option<Message<T>>> {
+    pub(crate) fn try_receive<T: DeserializeOwned>(&mut self, longest: usize) -> io::Result<Option<WireMessage<T>>> {
         loop {
             let (have, needed) = (self.inbox.len(), self.needed_bytes(longest)?);
             if have == needed {
@@ -163,7 +163,7 @@ impl Channel {
     }
 
     /// The message whose bytes have all come, if its tag is right.
-    fn take_message<T: DeserializeOwned>(&mut self) -> io::Result<Message<T>> {
+    fn take_message<T: DeserializeOwned>(&mut self) -> io::Result<WireMessage<T>> {
         let bytes = std::mem::take(&mut self.inbox);
         let mut message = &bytes[LENGTH_BYTES..];
         if let Some(session) = &mut self.session {

@@ -75,9 +75,9 @@ impl Key {
         claim: &Claim,
         answer: &Answer,
     ) -> Result<Session> {
-        let direction = |sender| -> Result<Direction> {
+        let direction = |sender| -> Result<TagSequence> {
             let key = self.prove(&Statement::SessionKey(challenge, claim, answer, sender))?;
-            Ok(Direction { key: Hmac::new(&key), sequence_number: 0 })
+            Ok(TagSequence { key: Hmac::new(&key), sequence_number: 0 })
         };
         let (from_rank_0, from_peer) = (direction(Sender::Rank0)?, direction(Sender::Peer)?);
         Ok(match own {
@@ -93,18 +93,18 @@ impl Key {
 
 /// One end's keys of a connection after the handshake.
 pub(crate) struct Session {
-    sent: Direction,
-    received: Direction,
+    sent: TagSequence,
+    received: TagSequence,
 }
 
 /// The messages of one direction.
-struct Direction {
+struct TagSequence {
     key: Hmac,
     /// The number of the next message.
     sequence_number: u64,
 }
 
-impl Direction {
+impl TagSequence {
     /// The HMAC over the next message and its number.
     fn next(&mut self, message: &Digest) -> Hmac {
         let number = self.sequence_number.to_le_bytes();

@@ -52,7 +52,7 @@ pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};
 pub(crate) use peer::{Obstacle, introduce};
-pub(crate) use rank_0::{Gathering, Member};
+pub(crate) use rank_0::{Member, PeerGathering};
 
 use crate::error::{Error, ErrorKind};
 
@@ -92,9 +92,9 @@ pub(crate) struct Participant<'a> {
 
 /// A message on a connection. The type of what it carries follows from the step.
 #[derive(Serialize, Deserialize)]
-pub(crate) enum Message<T> {
+pub(crate) enum WireMessage<T> {
     /// The sender ends the bootstrap or rendezvous.
-    End(End),
+    End(EndReason),
     Step(T),
 }
 
@@ -143,7 +143,7 @@ pub(crate) enum Answer {
 
 /// Why the sender ends the bootstrap or rendezvous.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct End {
+pub(crate) struct EndReason {
     pub(crate) cause: Cause,
     pub(crate) reason: String,
 }
@@ -170,7 +170,7 @@ impl Cause {
     }
 }
 
-impl From<&Error> for End {
+impl From<&Error> for EndReason {
     fn from(error: &Error) -> Self {
         let cause = match error.kind() {
             ErrorKind::DeadlineExceeded => Cause::Late,
@@ -183,13 +183,13 @@ impl From<&Error> for End {
             reason.truncate(end);
             reason.push_str(" ...");
         }
-        End { cause, reason }
+        EndReason { cause, reason }
     }
 }
 
 /// Tells the other ends, as far as they listen, why this one ends the bootstrap or rendezvous.
 pub(crate) fn send_end<'a>(channels: impl IntoIterator<Item = &'a mut Channel>, error: &Error) {
-    if let Ok(frame) = Frame::new(&Message::<()>::End(error.into())) {
+    if let Ok(frame) = Frame::new(&WireMessage::<()>::End(error.into())) {
         let frames = [frame];
         channels.into_iter().for_each(|channel| drop(channel.send(&frames, Instant::now())));
     }

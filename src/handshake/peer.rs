@@ -4,7 +4,7 @@ use std::io;
 
 use super::channel::{Channel, Frame};
 use super::key::{Key, Sender, Statement, random};
-use super::{Answer, Claim, End, Handshake, Instance, LONGEST_ANSWER, Message, PROTOCOL, Participant};
+use super::{Answer, Claim, EndReason, Handshake, Instance, LONGEST_ANSWER, PROTOCOL, Participant, WireMessage};
 use crate::error::Error;
 use crate::util::wait::Wait;
 
@@ -23,7 +23,7 @@ pub(crate) enum Obstacle {
     /// Rank 0 has proved that it is rank 0, and refuses this process.
     Refused(String),
     /// Rank 0 ends the bootstrap. Only a local channel yields this.
-    Ended(End),
+    Ended(EndReason),
     /// This process itself failed.
     Failed(Error),
 }
@@ -60,7 +60,7 @@ pub(crate) fn introduce(
     let hello = Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof };
     // If this fails, reading tells why: rank 0 may have sent its end before it closed the
     // connection.
-    let _ = channel.send(&[Frame::new(&Message::Step(hello))?], waiting.deadline());
+    let _ = channel.send(&[Frame::new(&WireMessage::Step(hello))?], waiting.deadline());
     match receive(channel, waiting)? {
         Handshake::Answer { answer, proof }
             if key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof)? =>
@@ -79,8 +79,8 @@ pub(crate) fn introduce(
 
 fn receive(channel: &mut Channel, waiting: &mut Wait<'_>) -> Result<Handshake, Obstacle> {
     match channel.receive(LONGEST_ANSWER, waiting)? {
-        Message::Step(message) => Ok(message),
-        Message::End(end) if channel.is_local() => Err(Obstacle::Ended(end)),
-        Message::End(_) => Err(Obstacle::NoProof),
+        WireMessage::Step(message) => Ok(message),
+        WireMessage::End(end) if channel.is_local() => Err(Obstacle::Ended(end)),
+        WireMessage::End(_) => Err(Obstacle::NoProof),
     }
 }

@@ -9,8 +9,8 @@ use rustix::process::{Resource, getrlimit};
 use super::channel::{Channel, Frame, Listener, poll_for, refused_user};
 use super::key::{Key, Sender, Statement, random};
 use super::{
-    Answer, Challenge, Claim, End, HELLO_TIMEOUT, Handshake, LONGEST_ANSWER, LONGEST_HELLO, Message, PROTOCOL,
-    Participant, send_end,
+    Answer, Challenge, Claim, EndReason, HELLO_TIMEOUT, Handshake, LONGEST_ANSWER, LONGEST_HELLO, PROTOCOL,
+    Participant, WireMessage, send_end,
 };
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::util::descriptors::make_room_for_processes;
@@ -29,7 +29,7 @@ const MOST_STRANGERS: usize = 64;
 const DESCRIPTOR_TIMEOUT: Duration = HELLO_TIMEOUT.saturating_add(Duration::from_secs(1));
 
 /// What rank 0 needs to gather the other ranks.
-pub(crate) struct Gathering<'a> {
+pub(crate) struct PeerGathering<'a> {
     pub(crate) listener: &'a Listener,
     pub(crate) participant: &'a Participant<'a>,
     pub(crate) key: &'a Key,
@@ -53,7 +53,7 @@ impl Member {
     }
 }
 
-impl Gathering<'_> {
+impl PeerGathering<'_> {
     /// Waits until all other ranks have come. Gives their processes, ordered by rank. After an
     /// error every process that has come is told it.
     pub(crate) fn run(&self) -> Result<Vec<Member>> {
@@ -75,7 +75,7 @@ struct Stranger {
 }
 
 struct GatheringState<'a> {
-    gathering: &'a Gathering<'a>,
+    gathering: &'a PeerGathering<'a>,
     /// By their first rank.
     members: BTreeMap<u32, Member>,
     /// The ranks that have come and left. They may come again.
@@ -93,7 +93,7 @@ struct GatheringState<'a> {
 }
 
 impl<'a> GatheringState<'a> {
-    fn new(gathering: &'a Gathering<'a>) -> Self {
+    fn new(gathering: &'a PeerGathering<'a>) -> Self {
         let others = gathering.participant.world_size - gathering.participant.rank_count;
         GatheringState {
             gathering,
@@ -108,7 +108,7 @@ impl<'a> GatheringState<'a> {
     }
 
     fn run(&mut self) -> Result<()> {
-        let Gathering { subject, destination, .. } = self.gathering;
+        let PeerGathering { subject, destination, .. } = self.gathering;
         let Participant { world_size, deadline, .. } = *self.gathering.participant;
         let mut waiting = Wait::until(deadline);
         while !self.is_complete() {
@@ -142,7 +142,7 @@ impl<'a> GatheringState<'a> {
     /// earlier deadline, so those that never came are the likelier cause.
     fn absence(&self) -> String {
         let (left, never): (Vec<u32>, Vec<u32>) = self.missing().into_iter().partition(|rank| self.left.contains(rank));
-        let Gathering { destination, participant, .. } = self.gathering;
+        let PeerGathering { destination, participant, .. } = self.gathering;
         let before = format!("of {} did not come{destination} before the deadline", participant.world_size);
         match (never.is_empty(), left.is_empty()) {
             (false, true) => format!("{} {before}", list_ranks(never)),
@@ -185,8 +185,8 @@ impl<'a> GatheringState<'a> {
             }
             match member.channel.try_receive::<()>(LONGEST_ANSWER) {
                 Ok(None) => return true,
-                Ok(Some(Message::End(reason))) => end = Some((member.claim, reason)),
-                Ok(Some(Message::Step(()))) | Err(_) => {
+                Ok(Some(WireMessage::End(reason))) => end = Some((member.claim, reason)),
+                Ok(Some(WireMessage::Step(()))) | Err(_) => {
                     warn_of_leaving(&member.claim);
                     self.left.extend(member.claim.ranks().into_iter().flatten());
                 }
@@ -238,7 +238,7 @@ impl<'a> GatheringState<'a> {
         let challenge = random()?;
         let now = Instant::now();
         let greeting = Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge };
-        if channel.send(&[Frame::new(&Message::Step(greeting))?], now).is_ok() {
+        if channel.send(&[Frame::new(&WireMessage::Step(greeting))?], now).is_ok() {
             if self.strangers.len() == MOST_STRANGERS {
                 self.strangers.pop_front();
             }
@@ -273,10 +273,10 @@ impl<'a> GatheringState<'a> {
 
     /// Makes a stranger a member, or refuses it. One that knows the key and contradicts rank 0 is
     /// an error.
-    fn admit(&mut self, stranger: Stranger, message: Message<Handshake>) -> Result<()> {
-        let Gathering { key, nonce, .. } = *self.gathering;
+    fn admit(&mut self, stranger: Stranger, message: WireMessage<Handshake>) -> Result<()> {
+        let PeerGathering { key, nonce, .. } = *self.gathering;
         let Stranger { mut channel, challenge, .. } = stranger;
-        let Message::Step(Handshake::Hello { protocol, claim, job, proof }) = message else {
+        let WireMessage::Step(Handshake::Hello { protocol, claim, job, proof }) = message else {
             log::event!(WARN, "a connection was refused: it sent a message out of turn");
             return Ok(());
         };
@@ -307,7 +307,7 @@ impl<'a> GatheringState<'a> {
             bail!(Disagreement, "{reason}");
         }
         channel.begin_session(session);
-        let Gathering { subject, destination, .. } = self.gathering;
+        let PeerGathering { subject, destination, .. } = self.gathering;
         log::event!(DEBUG, "{subject}{} came{destination}", list_ranks(claim.ranks().into_iter().flatten()));
         self.members.insert(claim.first_rank, Member { channel, claim });
         Ok(())
@@ -382,7 +382,7 @@ fn warn_of_leaving(claim: &Claim) {
 }
 
 /// The error of a member that ends the gathering.
-fn ended(claim: &Claim, end: End) -> Error {
+fn ended(claim: &Claim, end: EndReason) -> Error {
     let who = list_ranks(claim.ranks().into_iter().flatten());
     let kind = end.cause.kind(ErrorKind::Aborted);
     Error::new(kind, format!("{who} ended the start of the job: {}", end.reason))
@@ -390,7 +390,7 @@ fn ended(claim: &Claim, end: End) -> Error {
 
 /// Replies to a hello. A peer that does not take the reply has left, which the next step sees.
 fn reply(channel: &mut Channel, message: Handshake) -> Result<()> {
-    let _ = channel.send(&[Frame::new(&Message::Step(message))?], Instant::now());
+    let _ = channel.send(&[Frame::new(&WireMessage::Step(message))?], Instant::now());
     Ok(())
 }
 
@@ -428,7 +428,7 @@ mod tests {
         let listener = Listener::unix(listener).expect("a listener");
         let participant = participant();
         let key = Key::new(&participant, None).expect("a key");
-        let gathering = Gathering {
+        let gathering = PeerGathering {
             listener: &listener,
             participant: &participant,
             key: &key,
@@ -446,7 +446,7 @@ mod tests {
         let mut channel = connect();
         state.step(Instant::now()).expect("a step");
         let greeting = channel.try_receive(LONGEST_ANSWER).expect("an open connection").expect("a greeting");
-        let Message::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
+        let WireMessage::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
         // However slow the machine is, the time for the hello is not over.
         state.strangers.back_mut().expect("a stranger").deadline = soon();
         (channel, challenge)
@@ -477,7 +477,7 @@ mod tests {
             assert_eq!(error.to_string(), reason);
             for mut stranger in [second, third] {
                 let told = stranger.try_receive::<Handshake>(LONGEST_ANSWER).expect("an open connection");
-                let Some(Message::End(end)) = told else { panic!("no end") };
+                let Some(WireMessage::End(end)) = told else { panic!("no end") };
                 assert_eq!((end.cause, end.reason.as_str()), (Cause::Disagreement, reason));
             }
         });

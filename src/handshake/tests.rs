@@ -37,8 +37,8 @@ const LONGEST: usize = 1 << 16;
 #[test]
 fn messages_have_ends_of_their_own() {
     for (mut channel, mut sender) in channels() {
-        let bytes = encode_frame(&Message::Step(vec![1u8, 2, 3])).expect("bytes");
-        let is_sent = |message: Message<Vec<u8>>| matches!(message, Message::Step(part) if part == [1, 2, 3]);
+        let bytes = encode_frame(&WireMessage::Step(vec![1u8, 2, 3])).expect("bytes");
+        let is_sent = |message: WireMessage<Vec<u8>>| matches!(message, WireMessage::Step(part) if part == [1, 2, 3]);
         for split in 0..bytes.len() {
             sender.write_all(&bytes[..split]).expect("a listener");
             assert!(channel.try_receive::<Vec<u8>>(LONGEST).expect("no error").is_none());
@@ -52,7 +52,7 @@ fn messages_have_ends_of_their_own() {
         assert_eq!(nothing.map(|e| e.kind()), Some(ErrorKind::TimedOut));
         // The other end does not read. Sending ends at its deadline, and a message that went in
         // part is the last one.
-        let part = [Frame::new(&Message::Step(vec![0u8; LONGEST])).expect("bytes")];
+        let part = [Frame::new(&WireMessage::Step(vec![0u8; LONGEST])).expect("bytes")];
         let sent = loop {
             if let Err(e) = channel.send(&part, shortly()) {
                 break e;
@@ -97,8 +97,8 @@ fn an_altered_hello_is_not_accepted() {
     let key = Key::new(&participant, None).expect("a key");
     let challenge = [3; 32];
     let claim = Claim { world_size: 2, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
-    let accepts = |message: Message<Handshake>| match message {
-        Message::Step(Handshake::Hello { protocol, claim, proof, .. }) => {
+    let accepts = |message: WireMessage<Handshake>| match message {
+        WireMessage::Step(Handshake::Hello { protocol, claim, proof, .. }) => {
             protocol == PROTOCOL && key.accepts(&Statement::Claim(&challenge, &claim), &proof).expect("a statement")
         }
         _ => false,
@@ -109,7 +109,7 @@ fn an_altered_hello_is_not_accepted() {
         job: key.prove_job(&challenge, &claim).expect("a proof"),
         proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
     };
-    let frame = encode_frame(&Message::Step(hello)).expect("bytes");
+    let frame = encode_frame(&WireMessage::Step(hello)).expect("bytes");
     let body = &frame[LENGTH_BYTES..];
     assert!(body.len() <= LONGEST_HELLO);
     assert!(decode(body).is_ok_and(accepts));
@@ -139,8 +139,8 @@ fn a_claim_has_ranks_of_its_world() {
 #[test]
 fn a_long_reason_is_cut() {
     let error = crate::error::error!(DeadlineExceeded, "{}", "é".repeat(LONGEST_REASON));
-    let end = End::from(&error);
+    let end = EndReason::from(&error);
     assert!(end.reason.ends_with("é ...") && end.reason.len() <= LONGEST_REASON + 4);
-    let frame = encode_frame(&Message::<()>::End(end)).expect("bytes");
+    let frame = encode_frame(&WireMessage::<()>::End(end)).expect("bytes");
     assert!(frame.len() - LENGTH_BYTES <= LONGEST_ANSWER);
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ended, lost, out_of_turn};
 use crate::error::{Error, Result, error};
-use crate::handshake::{Channel, Frame, Message, poll_for};
+use crate::handshake::{Channel, Frame, WireMessage, poll_for};
 use crate::util::interrupt;
 use crate::util::text::list_ranks;
 use crate::util::wait::Wait;
@@ -23,7 +23,7 @@ pub(super) const LONGEST_OF_MEMBER: usize = LONGEST_PART + 8;
 
 /// A message of the rendezvous after the handshake.
 #[derive(Serialize, Deserialize)]
-pub(super) enum Step {
+pub(super) enum RendezvousMessage {
     /// Rank 0 to all: every rank has come, or every rank has received all parts.
     Complete,
     /// What one rank gives to all.
@@ -35,16 +35,16 @@ pub(super) enum Step {
 /// Rank 0's exchange.
 pub(super) fn on_rank_0(channels: &mut [Channel], part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
     let parts = receive_from_all(channels, deadline, "gave no part", |step| match step {
-        Step::Part(part) => Some(part),
+        RendezvousMessage::Part(part) => Some(part),
         _ => None,
     })?;
     let parts: Vec<Vec<u8>> = std::iter::once(part.to_vec()).chain(parts).collect();
-    let frames = parts.iter().map(|part| frame(Step::Part(part.clone()))).collect::<Result<Vec<_>>>()?;
+    let frames = parts.iter().map(|part| frame(RendezvousMessage::Part(part.clone()))).collect::<Result<Vec<_>>>()?;
     send_to_all(channels, &frames, deadline)?;
     receive_from_all(channels, deadline, "did not confirm the parts", |step| {
-        matches!(step, Step::Received).then_some(())
+        matches!(step, RendezvousMessage::Received).then_some(())
     })?;
-    send_to_all(channels, &[frame(Step::Complete)?], deadline)?;
+    send_to_all(channels, &[frame(RendezvousMessage::Complete)?], deadline)?;
     Ok(parts)
 }
 
@@ -61,25 +61,25 @@ pub(super) fn on_peer(channel: &mut Channel, world_size: u32, part: &[u8], deadl
         Err(e) if interrupt::of_io(&e).is_some() => Err(lost(0, e)),
         _ => Ok(()),
     };
-    send(channel, Step::Part(part.to_vec()))?;
+    send(channel, RendezvousMessage::Part(part.to_vec()))?;
     let parts = (0..world_size)
         .map(|_| match receive(channel)? {
-            Ok(Message::Step(Step::Part(part))) => Ok(part),
+            Ok(WireMessage::Step(RendezvousMessage::Part(part))) => Ok(part),
             other => Err(unexpected_of_rank_0(other)),
         })
         .collect::<Result<_>>()?;
-    send(channel, Step::Received)?;
+    send(channel, RendezvousMessage::Received)?;
     match receive(channel)? {
-        Ok(Message::Step(Step::Complete)) => Ok(parts),
+        Ok(WireMessage::Step(RendezvousMessage::Complete)) => Ok(parts),
         other => Err(unexpected_of_rank_0(other)),
     }
 }
 
 /// The error of a rank that received this from rank 0 and not what it waits for.
-pub(super) fn unexpected_of_rank_0(received: io::Result<Message<Step>>) -> Error {
+pub(super) fn unexpected_of_rank_0(received: io::Result<WireMessage<RendezvousMessage>>) -> Error {
     match received {
-        Ok(Message::End(end)) => ended(end, 0),
-        Ok(Message::Step(_)) => lost(0, out_of_turn()),
+        Ok(WireMessage::End(end)) => ended(end, 0),
+        Ok(WireMessage::Step(_)) => lost(0, out_of_turn()),
         Err(e) => lost(0, e),
     }
 }
@@ -101,7 +101,7 @@ fn receive_from_all<T>(
     channels: &mut [Channel],
     deadline: Instant,
     otherwise: &str,
-    expected: impl Fn(Step) -> Option<T>,
+    expected: impl Fn(RendezvousMessage) -> Option<T>,
 ) -> Result<Vec<T>> {
     let mut waiting = Wait::until(deadline);
     let mut received: Vec<Option<T>> = channels.iter().map(|_| None).collect();
@@ -109,8 +109,8 @@ fn receive_from_all<T>(
         for (rank, (channel, received)) in (1..).zip(channels.iter_mut().zip(&mut received)) {
             match channel.try_receive(LONGEST_OF_MEMBER) {
                 Ok(None) => {}
-                Ok(Some(Message::End(end))) => return Err(ended(end, rank)),
-                Ok(Some(Message::Step(step))) => match expected(step) {
+                Ok(Some(WireMessage::End(end))) => return Err(ended(end, rank)),
+                Ok(Some(WireMessage::Step(step))) => match expected(step) {
                     Some(value) if received.is_none() => *received = Some(value),
                     _ => return Err(lost(rank, out_of_turn())),
                 },
@@ -135,8 +135,8 @@ fn receive_from_all<T>(
     }
 }
 
-fn frame(step: Step) -> Result<Frame> {
-    Frame::new(&Message::Step(step))
+fn frame(step: RendezvousMessage) -> Result<Frame> {
+    Frame::new(&WireMessage::Step(step))
 }
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_longest_part_fits_its_message() {
-        let frame = encode_frame(&Message::Step(Step::Part(vec![0; LONGEST_PART]))).expect("bytes");
+        let frame = encode_frame(&WireMessage::Step(RendezvousMessage::Part(vec![0; LONGEST_PART]))).expect("bytes");
         assert!((LONGEST_PART + 1..=LONGEST_OF_MEMBER).contains(&(frame.len() - LENGTH_BYTES)));
     }
 }

@@ -21,11 +21,13 @@ mod tests;
 
 use std::time::Instant;
 
-use exchange::{LONGEST_PART, Step};
+use exchange::{LONGEST_PART, RendezvousMessage};
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, Result, bail, error};
-use crate::handshake::{Channel, End, Frame, Gathering, Key, Listener, Message, Participant, random_text, send_end};
+use crate::handshake::{
+    Channel, EndReason, Frame, Key, Listener, Participant, PeerGathering, WireMessage, random_text, send_end,
+};
 use crate::util::interrupt;
 
 /// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of
@@ -123,7 +125,7 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
         }
     };
     let listener = Listener::tcp(listener).map_err(|e| error!(System, "rank 0 cannot listen: {e}").with_source(e))?;
-    let gathering = Gathering {
+    let gathering = PeerGathering {
         listener: &listener,
         participant,
         key: &Key::new(participant, announcement.as_ref().map(|file| &file.nonce))?,
@@ -135,8 +137,12 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
     // From here on the kernel refuses connections of processes that come too late, and the file is
     // gone.
     drop((listener, announcement));
-    exchange::send_to_all(&mut channels, &[Frame::new(&Message::Step(Step::Complete))?], participant.deadline)
-        .inspect_err(|error| send_end(&mut channels, error))?;
+    exchange::send_to_all(
+        &mut channels,
+        &[Frame::new(&WireMessage::Step(RendezvousMessage::Complete))?],
+        participant.deadline,
+    )
+    .inspect_err(|error| send_end(&mut channels, error))?;
     Ok(channels)
 }
 
@@ -160,7 +166,7 @@ impl From<std::io::Error> for AttemptError {
 }
 
 /// The error of a rank that `rank` told that it ends the rendezvous.
-fn ended(end: End, rank: u32) -> Error {
+fn ended(end: EndReason, rank: u32) -> Error {
     let kind = end.cause.kind(crate::error::ErrorKind::PeerLost);
     match rank {
         // Rank 0 says on which rank the error was.

@@ -5,11 +5,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::exchange::{LONGEST_OF_MEMBER, Step, unexpected_of_rank_0};
+use super::exchange::{LONGEST_OF_MEMBER, RendezvousMessage, unexpected_of_rank_0};
 use super::{AttemptError, file, tcp};
 use crate::environment::endpoint::{Endpoint, attempt_until, resolve};
 use crate::error::{ErrorKind, Result, bail, error};
-use crate::handshake::{Channel, Instance, Key, Message, Obstacle, Participant, introduce, random, send_end};
+use crate::handshake::{Channel, Instance, Key, Obstacle, Participant, WireMessage, introduce, random, send_end};
 use crate::util::interrupt;
 use crate::util::wait::{RETRY, Stopped, Wait};
 
@@ -29,7 +29,7 @@ pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Res
         format!("rank {rank} has waited for {seconds} s: rank 0 is at {endpoint}, but not all ranks have come there")
     };
     match channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(deadline).warning(&warning)) {
-        Ok(Message::Step(Step::Complete)) => Ok((channel, nonce)),
+        Ok(WireMessage::Step(RendezvousMessage::Complete)) => Ok((channel, nonce)),
         Err(e) if e.kind() == io::ErrorKind::TimedOut => bail!(
             DeadlineExceeded,
             "rank 0 is at {endpoint}, but not all of the other {} came there before the deadline",

@@ -14,7 +14,9 @@ use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::handshake::{Channel, End, Instance, Key, Message, Obstacle, Participant, introduce, random, send_end};
+use crate::handshake::{
+    Channel, EndReason, Instance, Key, Obstacle, Participant, WireMessage, introduce, random, send_end,
+};
 use crate::util::wait::{RETRY, Stopped, Wait};
 use crate::util::{caused_by, interrupt};
 
@@ -93,12 +95,12 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
             }
         })?;
     let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
-    let received =
-        wire::receive::<Message<Start>>(&stream, LONGEST_START, deadline).map_err(|e| not_received("recvmsg", e))?;
+    let received = wire::receive::<WireMessage<Start>>(&stream, LONGEST_START, deadline)
+        .map_err(|e| not_received("recvmsg", e))?;
     let Some((message, file)) = received else { return Err(lost()) };
     let Start { processes, own, process_namespace: namespace } = match message {
-        Message::Step(start) => start,
-        Message::End(end) => return Err(ended(end)),
+        WireMessage::Step(start) => start,
+        WireMessage::End(end) => return Err(ended(end)),
     };
     let own = own as usize;
     let Some(file) = file else {
@@ -155,7 +157,7 @@ fn not_received(call: &str, e: io::Error) -> Error {
 }
 
 /// The error of a process that rank 0 told that it ends the bootstrap.
-fn ended(end: End) -> Error {
+fn ended(end: EndReason) -> Error {
     match end.cause.kind(ErrorKind::Aborted) {
         ErrorKind::Aborted => error!(Aborted, "rank 0 ended the bootstrap: {}", end.reason),
         kind => Error::new(kind, end.reason),

@@ -14,7 +14,7 @@ use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, Result, error};
 use crate::handshake::{
-    Channel, End, Gathering, HELLO_TIMEOUT, Key, Listener, Member, Message, Participant, Peer, random,
+    Channel, EndReason, HELLO_TIMEOUT, Key, Listener, Member, Participant, Peer, PeerGathering, WireMessage, random,
 };
 use crate::util::caused_by;
 use crate::util::text::list_ranks;
@@ -28,7 +28,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
     let listener = socket::listen(participant.job).map_err(refused)?;
     let failed = |e| caused_by(error!(System, "the socket to meet on failed"), "ioctl(FIONBIO)", e);
     let listener = Listener::unix(listener).map_err(failed)?;
-    let gathering = Gathering {
+    let gathering = PeerGathering {
         listener: &listener,
         participant,
         key: &Key::new(participant, None)?,
@@ -85,7 +85,7 @@ fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<World> {
     let (first, file) = made.inspect_err(|e| send_end(&others, e))?;
     let process_namespace = process_namespace();
     for (index, (process, stream)) in others.iter().enumerate() {
-        let start = Message::Step(Start { processes: processes.clone(), own: index as u32 + 1, process_namespace });
+        let start = WireMessage::Step(Start { processes: processes.clone(), own: index as u32 + 1, process_namespace });
         wire::send(stream, &start, Some(file.as_fd()))
             .map_err(|e| caused_by(left_early(process), "sendmsg", e))
             .inspect_err(|e| send_end(&others[index + 1..], e))?;
@@ -115,6 +115,6 @@ fn left_early(process: &Process) -> Error {
 fn send_end(others: &[(Process, UnixStream)], error: &Error) {
     for (_, stream) in others {
         // A process that has ended needs no message.
-        let _ = wire::send(stream, &Message::<Start>::End(End::from(error)), None);
+        let _ = wire::send(stream, &WireMessage::<Start>::End(EndReason::from(error)), None);
     }
 }

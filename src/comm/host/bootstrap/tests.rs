@@ -9,7 +9,7 @@ use super::peer::{check_processes, connect_to_rank_0, introduce_to_rank_0, recei
 use super::*;
 use crate::error::ErrorKind;
 use crate::handshake::{
-    Answer, Channel, Claim, Frame, Handshake, Key, LONGEST_ANSWER, Message, PROTOCOL, Statement, random,
+    Answer, Channel, Claim, Frame, Handshake, Key, LONGEST_ANSWER, PROTOCOL, Statement, WireMessage, random,
 };
 use crate::util::wait::Wait;
 
@@ -147,7 +147,7 @@ fn a_process_of_another_job_is_sent_away() {
         for (key_of, protocol) in [("another", PROTOCOL), (job.as_str(), "distcollective handshake 2")] {
             let mut channel = Channel::unix(stream_of(&participant(&job, 1))).expect("a channel");
             let greeting = channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())).expect("a greeting");
-            let Message::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
+            let WireMessage::Step(Handshake::Greeting { challenge, .. }) = greeting else { panic!("no greeting") };
             let key = Key::new(&participant(key_of, 1), None).expect("a key");
             let claim = Claim { world_size: 9, first_rank: 1, rank_count: 1, instance: [0; 16], challenge: [0; 32] };
             let hello = Handshake::Hello {
@@ -156,9 +156,9 @@ fn a_process_of_another_job_is_sent_away() {
                 job: key.prove_job(&challenge, &claim).expect("a proof"),
                 proof: key.prove(&Statement::Claim(&challenge, &claim)).expect("a proof"),
             };
-            channel.send(&[Frame::new(&Message::Step(hello)).expect("bytes")], soon()).expect("rank 0 listens");
+            channel.send(&[Frame::new(&WireMessage::Step(hello)).expect("bytes")], soon()).expect("rank 0 listens");
             let reply = channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())).expect("a reply");
-            assert!(matches!(reply, Message::Step(Handshake::Refusal { same_job: false })));
+            assert!(matches!(reply, WireMessage::Step(Handshake::Refusal { same_job: false })));
         }
         let peer = scope.spawn(|| connect(&participant(&job, 1)).map(drop));
         peer.join().expect("no panic").expect("a bootstrap");
@@ -176,12 +176,12 @@ fn a_false_rank_0_of_this_user_is_not_believed() {
         let mut channel = Channel::unix(listener.accept().expect("a peer").0).expect("a channel");
         let challenge = random().expect("random numbers");
         let send = |channel: &mut Channel, message| {
-            channel.send(&[Frame::new(&Message::Step(message)).expect("bytes")], soon()).expect("a peer")
+            channel.send(&[Frame::new(&WireMessage::Step(message)).expect("bytes")], soon()).expect("a peer")
         };
         send(&mut channel, Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge });
         assert!(matches!(
             channel.receive(LONGEST_ANSWER, &mut Wait::until(soon())),
-            Ok(Message::Step(Handshake::Hello { .. }))
+            Ok(WireMessage::Step(Handshake::Hello { .. }))
         ));
         let answer = Answer::Welcome(String::new());
         send(&mut channel, Handshake::Answer { answer, proof: [0; 32] });

@@ -78,15 +78,17 @@ fn a_member_cannot_make_rank_0_read_more() {
             let (mut channel, _) = port.hello(&participant(0, 2), 1);
             assert!(matches!(
                 channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())),
-                Ok(Message::Step(Step::Complete))
+                Ok(WireMessage::Step(RendezvousMessage::Complete))
             ));
             match bytes.as_slice() {
-                [] => send(&mut channel, Step::Complete),
+                [] => send(&mut channel, RendezvousMessage::Complete),
                 bytes => channel.send_bytes(bytes, soon()).expect("rank 0 listens"),
             }
             assert_eq!(rank_0.join().expect("no panic"), (ErrorKind::PeerLost, expected.to_owned()));
             let told = channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an end");
-            assert!(matches!(told, Message::<Step>::End(end) if end.cause == Cause::Failed && end.reason == expected));
+            assert!(
+                matches!(told, WireMessage::<RendezvousMessage>::End(end) if end.cause == Cause::Failed && end.reason == expected)
+            );
         });
     }
 }

@@ -54,7 +54,7 @@ fn a_hello_does_not_work_twice() {
         send(&mut channel, Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof });
         assert!(matches!(
             channel.receive(LONGEST_HELLO, &mut Wait::until(soon())),
-            Ok(Message::Step(Handshake::Refusal { same_job: false }))
+            Ok(WireMessage::Step(Handshake::Refusal { same_job: false }))
         ));
         Rendezvous::join(&port.endpoint, &participant(1, 2)).map(drop).expect("a rendezvous");
         rank_0.join().expect("no panic").expect("a rendezvous");
@@ -85,7 +85,7 @@ fn a_false_rank_0_is_not_believed() {
             let mut channel = Channel::tcp(stream).expect("a channel");
             let challenge = random().expect("random numbers");
             send(&mut channel, Handshake::Greeting { protocol: PROTOCOL.to_owned(), challenge });
-            let Ok(Message::Step(Handshake::Hello { claim, .. })) =
+            let Ok(WireMessage::Step(Handshake::Hello { claim, .. })) =
                 channel.receive(LONGEST_HELLO, &mut Wait::until(soon()))
             else {
                 panic!("no hello");
@@ -168,7 +168,7 @@ fn a_contradiction_ends_the_rendezvous_for_all() {
             assert!(matches!(answer, Answer::Refused(told) if told == reason));
             let told = member.receive(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an end");
             assert!(
-                matches!(told, Message::<Step>::End(end) if end.cause == Cause::Disagreement && end.reason == reason)
+                matches!(told, WireMessage::<RendezvousMessage>::End(end) if end.cause == Cause::Disagreement && end.reason == reason)
             );
             assert_eq!(rank_0.join().expect("no panic"), (ErrorKind::Disagreement, reason.to_owned()));
         });
@@ -195,7 +195,7 @@ fn one_process_may_come_twice() {
         assert!(matches!(answer, Answer::Welcome(_)));
         let (second, answer) = port.hello_of([7; 16], &participant(0, 3), 1);
         assert!(matches!(answer, Answer::Welcome(_)));
-        let ended = first.receive::<Step>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).err();
+        let ended = first.receive::<RendezvousMessage>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).err();
         assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::UnexpectedEof));
         drop(second);
         join_and_exchange(&port.endpoint, |rank| participant(rank, 3), &[1, 2]);

@@ -58,8 +58,10 @@ fn an_interrupted_rank_0_tells_the_ranks_that_have_come() {
         assert_eq!(error.kind(), ErrorKind::Interrupted);
         let reason = format!("interrupted by the program while rank 2 of 3 had not come to {}", port.endpoint);
         assert_eq!(error.to_string(), reason);
-        let told = channel.receive::<Step>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an open connection");
-        let Message::End(end) = told else { panic!("no end") };
+        let told = channel
+            .receive::<RendezvousMessage>(LONGEST_OF_MEMBER, &mut Wait::until(soon()))
+            .expect("an open connection");
+        let WireMessage::End(end) = told else { panic!("no end") };
         assert_eq!((end.cause, end.reason), (Cause::Failed, reason));
     });
 }
@@ -75,8 +77,10 @@ fn the_end_of_a_peer_ends_the_rendezvous() {
         let error = rank_0.join().expect("no panic").expect_err("rank 1 has ended it");
         assert_eq!(error.kind(), ErrorKind::Aborted);
         assert_eq!(error.to_string(), "rank 1 ended the start of the job: interrupted by the test");
-        let told = second.receive::<Step>(LONGEST_OF_MEMBER, &mut Wait::until(soon())).expect("an open connection");
-        let Message::End(end) = told else { panic!("no end") };
+        let told = second
+            .receive::<RendezvousMessage>(LONGEST_OF_MEMBER, &mut Wait::until(soon()))
+            .expect("an open connection");
+        let WireMessage::End(end) = told else { panic!("no end") };
         assert_eq!((end.cause, end.reason), (Cause::Failed, error.to_string()));
     });
 }

@@ -53,7 +53,7 @@ impl Port {
         patiently(|| {
             let mut channel = Channel::tcp(self.connect()).ok()?;
             match channel.receive(LONGEST_HELLO, &mut Wait::until(soon())) {
-                Ok(Message::Step(Handshake::Greeting { protocol, challenge })) if protocol == PROTOCOL => {
+                Ok(WireMessage::Step(Handshake::Greeting { protocol, challenge })) if protocol == PROTOCOL => {
                     Some((channel, challenge))
                 }
                 _ => None,
@@ -82,7 +82,7 @@ impl Port {
         let job = key.prove_job(&challenge, &claim).expect("a statement");
         send(&mut channel, Handshake::Hello { protocol: PROTOCOL.to_owned(), claim, job, proof });
         match channel.receive(LONGEST_HELLO, &mut Wait::until(soon())) {
-            Ok(Message::Step(Handshake::Answer { answer, proof })) => {
+            Ok(WireMessage::Step(Handshake::Answer { answer, proof })) => {
                 assert!(key.accepts(&Statement::Answer(&challenge, &claim, &answer), &proof).expect("a statement"));
                 channel.begin_session(key.session(Sender::Peer, &challenge, &claim, &answer).expect("a session"));
                 (channel, answer)
@@ -149,7 +149,7 @@ fn participant(rank: u32, world_size: u32) -> Participant<'static> {
 }
 
 fn send<T: Serialize>(channel: &mut Channel, message: T) {
-    channel.send(&[Frame::new(&Message::Step(message)).expect("bytes")], soon()).expect("a listener");
+    channel.send(&[Frame::new(&WireMessage::Step(message)).expect("bytes")], soon()).expect("a listener");
 }
 
 fn error_of<T>(result: Result<T>) -> (ErrorKind, String) {
