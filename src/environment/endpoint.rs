@@ -33,8 +33,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The rendezvous's port where none is set: the one after MASTER_PORT, or before it where there is
-/// none after. MASTER_PORT itself belongs to the launcher: torchrun's store listens there.
+/// The rendezvous's port where none is set: one beside MASTER_PORT, where torchrun's store listens.
 pub(super) fn default_port(master_port: u16) -> u16 {
     master_port.checked_add(1).unwrap_or(u16::MAX - 1)
 }

@@ -2,19 +2,16 @@
 //! ranks have met.
 //!
 //! A rank that ends with exit code 0 has not failed. If other ranks wait for it in their
-//! initialization, only the launcher knows both. The launcher listens on an abstract Unix socket,
-//! whose name is in [`LAUNCH_SOCKET`]. A rank connects to it while it initializes its environment.
-//! It sends its rank, and before it returns whether all ranks have met. It never waits for a reply.
+//! initialization, only the launcher knows both. A rank connects to the launcher's socket while it
+//! initializes. It sends its rank, and at the end whether all ranks have met. It never waits for a
+//! reply.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::discovery::{Discovery, LAUNCH_SOCKET, Launcher};
-use crate::handshake::Peer;
+use crate::handshake::{Channel, connect_abstract};
 use crate::util::log;
 use crate::util::wait::RETRY;
 
@@ -26,7 +23,7 @@ const MET: &str = "met\n";
 const NOT_MET: &str = "not met\n";
 
 /// The connection to the launcher, if `distcollective launch` started this rank.
-pub(super) struct LaunchReport(Option<OwnedFd>);
+pub(super) struct LaunchReport(Option<Channel>);
 
 impl LaunchReport {
     /// Reports that this rank waits for the others, until this is dropped.
@@ -35,7 +32,7 @@ impl LaunchReport {
         let name = std::env::var(LAUNCH_SOCKET).ok().filter(|_| may_be_ours);
         let connect = |name: String| {
             let connected = Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT));
-            let warn = |e: &io::Error| {
+            let warn = |e: &std::io::Error| {
                 log::event!(DEBUG, "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}")
             };
             connected.inspect_err(warn).ok()
@@ -50,28 +47,21 @@ impl LaunchReport {
         self.send(MET);
     }
 
-    fn connect(name: &str, until: Instant) -> io::Result<OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    fn connect(name: &str, until: Instant) -> std::io::Result<Channel> {
         loop {
-            match connect(&socket, &address) {
-                Ok(()) => break,
+            match connect_abstract(name) {
+                Ok(stream) => return Channel::unix(stream),
                 Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(RETRY),
                 Err(e) => return Err(e.into()),
             }
         }
-        if !Peer::of(&socket)?.is_same_user() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user listens there"));
-        }
-        Ok(socket)
     }
 
     fn send(&self, text: &str) {
         // The socket has room for so few bytes. If the launcher has ended, the report has no
         // reader.
         if let Some(connection) = &self.0 {
-            let _ = rustix::net::send(connection, text.as_bytes(), SendFlags::NOSIGNAL);
+            let _ = connection.send_bytes(text.as_bytes(), Instant::now());
         }
     }
 }

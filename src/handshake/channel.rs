@@ -9,7 +9,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendFlags, Shutdown, SocketFlags, accept_with, send, shutdown};
+use rustix::net::{
+    AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, send, shutdown,
+    socket_with,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -219,6 +222,16 @@ impl std::error::Error for AnotherUser {}
 /// The other end's user, if the error is that it is not this process's user.
 pub(crate) fn refused_user(error: &io::Error) -> Option<u32> {
     error.get_ref()?.downcast_ref::<AnotherUser>().map(|AnotherUser(uid)| *uid)
+}
+
+/// Connects to an abstract Unix socket, but does not wait for room in the listener's queue: a
+/// process that is stopped would never make room.
+pub(crate) fn connect_abstract(name: &str) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(UnixStream::from(socket))
 }
 
 /// Where rank 0 accepts connections. It does not block.

@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use channel::{Channel, Frame, Listener, poll_for, refused_user, wait};
+pub(crate) use channel::{Channel, Frame, Listener, connect_abstract, poll_for, refused_user, wait};
 pub(crate) use credentials::{Peer, overflow_user, own_user};
 pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 pub(crate) use key::{Key, random, random_text};

@@ -112,8 +112,7 @@ impl Search<'_> {
         if is_ours && variables.launcher == Launcher::Torch { Launcher::DistCollective } else { variables.launcher }
     }
 
-    /// The launcher that counts; see the module. If the launchers contradict each other, that is a
-    /// mistake.
+    /// The launcher that counts. If the launchers contradict each other, that is a mistake.
     pub(super) fn launcher(&mut self) -> Option<&'static LauncherVariables> {
         let is_complete = |v: &&LauncherVariables| self.is_set(v.rank) && self.is_set(v.world_size);
         let mut complete: Vec<&'static LauncherVariables> = LAUNCHERS.iter().filter(is_complete).collect();

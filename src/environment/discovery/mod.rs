@@ -1,7 +1,6 @@
 //! What the launcher's variables say: rank, world size, and where the ranks meet.
 //!
-//! Values come from the caller, then from the launcher that counts ([`launcher`]). Local rank and
-//! local world size come from the same launcher, or are derived. Everything that is missing or
+//! The rules are those of [`Environment`](crate::Environment). Everything that is missing or
 //! contradictory is reported at once.
 
 mod launcher;

@@ -25,8 +25,9 @@ pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Search<'_> {
-    /// Where the ranks meet, if not on this machine by the job's name, and a text that is the same on every rank of the job and on no other
-    /// job's. `several_machines` says why the ranks are on several machines, if they are.
+    /// Where the ranks meet, if not on this machine by the job's name, and a text that is the same
+    /// on every rank of the job and on no other job's. `several_machines` says why the ranks are on
+    /// several machines, if they are.
     pub(super) fn rendezvous_point(
         &mut self,
         given: &CallerValues,

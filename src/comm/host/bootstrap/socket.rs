@@ -3,11 +3,10 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, error};
-use crate::handshake::{own_user, refused_user};
+use crate::handshake::{connect_abstract, own_user, refused_user};
 
 /// The name of a job's socket: the user, and a hash of the job's text, which may be longer than a
 /// socket's name.
@@ -22,14 +21,9 @@ pub(super) fn listen(job: &str) -> std::io::Result<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(name_of(job))?)
 }
 
-/// Connects to a job's socket, but does not wait for room in the listener's queue: a rank 0 that is
-/// stopped would never make room.
+/// See [`connect_abstract`].
 pub(super) fn connect(job: &str) -> rustix::io::Result<UnixStream> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name_of(job).as_bytes())?)?;
-    rustix::io::ioctl_fionbio(&socket, false)?;
-    Ok(UnixStream::from(socket))
+    connect_abstract(&name_of(job))
 }
 
 /// The error of a channel to the job's socket, if a process of another user has taken the name.
