@@ -146,9 +146,9 @@ fn count_of(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gpu::{Library, Nccl};
     use super::super::host::OpenFiles;
     use super::super::launch::Launch;
-    use super::super::library::{Library, Nccl};
     use super::*;
 
     fn missing<T>(problem: &str) -> Probe<T> {

@@ -1,14 +1,14 @@
 //! What is on this machine, and what follows from it for ranks.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use distcollective::system;
 use serde::Serialize;
 
-use super::gpu::{self, Gpu};
+use super::gpu::{self, Gpu, Library, Nccl};
 use super::host::Host;
 use super::launch::Launch;
-use super::library::{self, Library, Nccl};
-use super::probe::{Probe, Timer};
+use super::probe::{Probe, left};
 
 /// How long the driver and the compiler may take altogether. A GPU that hangs is one of the things
 /// to find out.
@@ -17,7 +17,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is on this machine, as this process sees it, and what follows from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// The version of this library.
     pub version: &'static str,
     /// The machine without its GPUs.
     pub host: Host,
@@ -29,9 +28,7 @@ pub struct Diagnosis {
     pub gpus: Probe<Vec<Probe<Gpu>>>,
     /// CUDA's run-time compiler.
     pub nvrtc: Probe<Library>,
-    /// NCCL.
     pub nccl: Probe<Nccl>,
-    /// MPI.
     pub mpi: Probe<Library>,
     /// The number of ranks on this machine up to which the backend "auto" is NCCL. For more ranks
     /// it is the host, or NCCL if [`Nccl::shares_gpus`].
@@ -47,15 +44,15 @@ impl Diagnosis {
     /// follows. It does not fail: a fact that cannot be found out is a [`Probe`] that says why. If
     /// a GPU hangs, it takes up to half a minute.
     pub fn collect() -> Self {
-        let timer = Timer::new(PROBE_TIMEOUT);
+        let deadline = Instant::now() + PROBE_TIMEOUT;
         Diagnosis {
             version: env!("CARGO_PKG_VERSION"),
             host: Host::look(),
             launch: Launch::look(),
-            driver: library::driver(timer),
-            gpus: gpu::all(timer),
-            nvrtc: library::nvrtc(timer),
-            nccl: library::nccl(),
+            driver: Library::of(system::driver_version(left(deadline)), "libcuda.so").into(),
+            gpus: gpu::all(deadline),
+            nvrtc: Library::of(system::nvrtc_version(left(deadline)), "libnvrtc.so").into(),
+            nccl: gpu::nccl(),
             mpi: Probe::Missing { problem: "not built in: there is no MPI backend yet".to_owned() },
             nccl_ranks: 0,
             conclusions: Vec::new(),

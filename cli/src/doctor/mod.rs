@@ -7,14 +7,12 @@ mod diagnosis;
 mod gpu;
 mod host;
 mod launch;
-mod library;
 mod probe;
 
 use diagnosis::Diagnosis;
-use gpu::Gpu;
+use gpu::{Gpu, Library, Nccl};
 use host::Host;
 use launch::Launch;
-use library::{Library, Nccl};
 use probe::Probe;
 use serde_json::Value;
 

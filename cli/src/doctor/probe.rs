@@ -6,18 +6,9 @@ use std::time::{Duration, Instant};
 use distcollective::Result;
 use serde::Serialize;
 
-/// The time that probes may take altogether.
-#[derive(Clone, Copy)]
-pub struct Timer(Instant);
-
-impl Timer {
-    pub fn new(timeout: Duration) -> Self {
-        Timer(Instant::now() + timeout)
-    }
-
-    pub fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
+/// The time until a deadline.
+pub fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// One fact about this machine: its value, or why it could not be found out. It is serialized as
