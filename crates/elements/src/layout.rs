@@ -47,9 +47,7 @@ impl<const N: usize> Layout<N> {
     pub fn rows(&self) -> Rows<'_, N> {
         Rows { layout: self, index: [0; MAX_DIMS], next: Some([0; N]) }
     }
-}
 
-impl<const N: usize> Layout<N> {
     /// The dimensions of the output: at least 2 each. There is none if it has one element.
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.dim_count]

@@ -109,18 +109,6 @@ impl From<Dims> for Vec<i64> {
     }
 }
 
-impl fmt::Display for Dims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.as_slice())
-    }
-}
-
-impl fmt::Debug for Dims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.as_slice())
-    }
-}
-
 /// The shape of a tensor: at most [`MAX_DIMS`] dimensions. A tensor of eight-byte elements of any
 /// shape fits the address space.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -198,14 +186,15 @@ impl Shape {
     }
 }
 
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.as_slice())
-    }
+/// Both print as lists: `[2, -1]`.
+macro_rules! prints_as_list {
+    ($($trait:ident for $type:ident),*) => { $(
+        impl fmt::$trait for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:?}", self.as_slice())
+            }
+        }
+    )* };
 }
 
-impl fmt::Debug for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.as_slice())
-    }
-}
+prints_as_list!(Display for Dims, Debug for Dims, Display for Shape, Debug for Shape);
