@@ -53,11 +53,7 @@ impl GraphPolicy {
         GraphPolicy { is_recording, is_collective, context, counts: Mutex::new(counts) }
     }
 
-    /// What the ranks' options and the communicator allow. Collective.
-    ///
-    /// # Errors
-    ///
-    /// `Disagreement`: the options of ranks differ.
+    /// What the ranks' options, which are the same, and the communicator allow. Collective.
     pub(super) fn agree(
         engine: &EngineInner,
         communicator: &Communicator,

@@ -66,19 +66,16 @@ impl Inspection {
 
     fn layer(&self, step: usize, id: LayerId) -> Value {
         let layer = &self.0.inner.network.layers[id.index()];
-        let mut members = layer.body.op().attributes().json;
-        let Value::Object(others) = json!({
+        let mut value = json!({
             "step": step,
             "name": layer.name(),
             "kind": layer.kind(),
             "metadata": layer.metadata(),
             "inputs": self.names(&layer.inputs),
             "outputs": self.names(&layer.outputs),
-        }) else {
-            return Value::Null;
-        };
-        members.extend(others);
-        Value::Object(members)
+        });
+        value.as_object_mut().into_iter().for_each(|members| members.extend(layer.body.op().attributes().json));
+        value
     }
 
     fn tensor(&self, id: TensorId) -> Value {

@@ -282,11 +282,7 @@ impl EngineInner {
         Ok(())
     }
 
-    /// The shapes of an input at min, opt and max of a profile.
-    ///
-    /// # Errors
-    ///
-    /// It is an output.
+    /// The shapes of an input at min, opt and max of a profile; an error for an output.
     pub(crate) fn input_points(&self, io: &IoTensor, profile: usize) -> Result<[Shape; 3]> {
         let points = match &self.network.tensors[io.tensor.index()].source {
             TensorSource::Input(input) => input.points(profile)?,
@@ -310,11 +306,7 @@ impl EngineInner {
         Ok(Arc::clone(lock(&self.profile_shapes).entry(profile).or_insert(shapes)))
     }
 
-    /// The shape of every tensor, from those of the inputs.
-    ///
-    /// # Errors
-    ///
-    /// The first rule that they break.
+    /// The shape of every tensor, from those of the inputs, or the first rule that these break.
     pub(crate) fn infer_shapes(&self, given: Vec<Option<Shape>>) -> Result<Vec<Shape>> {
         let EngineInner { network, analysis, .. } = self;
         let types: Vec<Option<DataType>> = analysis.types.iter().copied().map(Some).collect();

@@ -85,10 +85,6 @@ pub(super) type WakeSlot = Arc<Mutex<Option<Waker>>>;
 static WAKING: Poller = Poller::new("dcl-wake", POLL);
 
 /// A slot whose waker is woken when `has_ended` is true, which then stays true.
-///
-/// # Errors
-///
-/// The operating system gives no thread.
 fn wake_when(has_ended: impl Fn() -> bool + Send + 'static) -> io::Result<WakeSlot> {
     let slot = WakeSlot::default();
     let weak = Arc::downgrade(&slot);

@@ -71,11 +71,8 @@ impl Worker {
         WorkState::Queued(QueuedWork { cell, position, keep: T::keep_cell, thread: self.thread })
     }
 
-    /// Blocks until everything that was enqueued so far has ended.
-    ///
-    /// # Errors
-    ///
-    /// The interrupt hook ends the wait.
+    /// Blocks until everything that was enqueued so far has ended, or the interrupt hook ends the
+    /// wait.
     pub(super) fn wait_for_enqueued(&self) -> Result<()> {
         let TaskQueue { state, changed } = &*self.queue;
         let target = lock(state).enqueued;

@@ -4,9 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use super::arena::Arena;
-use super::memory::read_only::ReadOnlyBytes;
 use super::memory::world_memory::WorldMemory;
-use super::memory::{SharedMemory, SharedMemorySize, check_allocation, check_writing};
+use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
 use super::process_monitor::ProcessMonitor;
@@ -180,7 +179,7 @@ impl EnteredCall<'_> {
             let id = self.gather_numbers(purpose, 0)?[first.index()] as u64;
             return Ok((id, backend.memory.find(id, size.byte_len)?));
         }
-        let keep_going = || backend.check_peers().and_then(|()| check_allocation(deadline));
+        let keep_going = || backend.check_peers().and_then(|()| check_time(deadline, "allocated"));
         let allocated = backend.memory.allocate(size, users, &keep_going);
         // A peer that fails aborts before its connection ends. Its reason is the better error.
         let (id, memory) = allocated.map_err(|error| backend.domain().check().err().unwrap_or(error))?;
@@ -238,7 +237,7 @@ impl EnteredCall<'_> {
             // the barrier that follows.
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) };
             // The other ranks may have come to the barrier already, and die there.
-            fill(bytes, &|| backend.check_peers().and_then(|()| check_writing(deadline)))?;
+            fill(bytes, &|| backend.check_peers().and_then(|()| check_time(deadline, "written")))?;
         }
         Ok(memory)
     }

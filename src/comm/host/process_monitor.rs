@@ -1,13 +1,13 @@
 //! Watches the other processes, and marks the ranks of one that has ended as dead.
 
-use std::net::Shutdown;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -24,13 +24,13 @@ const HUB: usize = 0;
 
 /// A process of the job and its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Process {
+pub(crate) struct RankProcess {
     pub(crate) pid: i32,
     pub(crate) first_rank: u32,
     pub(crate) rank_count: u32,
 }
 
-impl Process {
+impl RankProcess {
     pub(crate) fn ranks(&self) -> Range<u32> {
         self.first_rank..self.first_rank + self.rank_count
     }
@@ -53,7 +53,7 @@ impl ProcessMonitor {
     /// connection to each other one, elsewhere the one to the hub. `pids_are_ours` says whether the
     /// process ids are of this process's PID namespace.
     pub(crate) fn start(
-        processes: Vec<Process>,
+        processes: Vec<RankProcess>,
         own: usize,
         connections: Vec<Option<UnixStream>>,
         domain: Arc<AbortDomain>,
@@ -63,8 +63,10 @@ impl ProcessMonitor {
         let refused = |call| move |e| caused_by(error!(System, "no monitor of the other processes"), call, e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| refused("eventfd")(e.into()))?);
         let connections = connections.into_iter().enumerate();
-        let connections = connections.filter_map(|(process, stream)| Some((process, Sign::Connection(stream?))));
-        let signs = connections.collect();
+        let sign = |(process, stream): (_, Option<UnixStream>)| {
+            Some(EndSign { process, fd: stream?.into(), is_connection: true })
+        };
+        let signs = connections.filter_map(sign).collect();
         let mut thread = MonitorThread { processes, own, domain: Arc::clone(&domain), stop: Arc::clone(&stop), signs };
         thread.open_pidfds(pids_are_ours);
         let builder = std::thread::Builder::new().name("dcl-watch".to_owned());
@@ -83,35 +85,28 @@ impl Drop for ProcessMonitor {
 }
 
 struct MonitorThread {
-    processes: Vec<Process>,
+    processes: Vec<RankProcess>,
     own: usize,
     domain: Arc<AbortDomain>,
     stop: Arc<OwnedFd>,
-    /// What has not told of an end yet, each with the index of its process.
-    signs: Vec<(usize, Sign)>,
+    /// What has not told of an end yet.
+    signs: Vec<EndSign>,
 }
 
-/// What becomes readable when another process ends.
-enum Sign {
-    Pidfd(OwnedFd),
-    /// Also when the process has dropped all its handles. Nothing comes over it.
-    Connection(UnixStream),
+/// What becomes readable when another process ends: its pidfd, or the connection to it. That also
+/// when the process has dropped all its handles, because nothing comes over it.
+struct EndSign {
+    /// The index of the process.
+    process: usize,
+    fd: OwnedFd,
+    is_connection: bool,
 }
 
-impl AsFd for Sign {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Sign::Pidfd(pidfd) => pidfd.as_fd(),
-            Sign::Connection(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl Sign {
+impl EndSign {
     /// Ends a connection. Closing the descriptor would not where a forked child has a copy of it.
     fn hang_up(&self) {
-        if let Sign::Connection(stream) = self {
-            let _ = stream.shutdown(Shutdown::Both);
+        if self.is_connection {
+            let _ = shutdown(&self.fd, Shutdown::Both);
         }
     }
 }
@@ -127,7 +122,7 @@ impl MonitorThread {
                 continue;
             };
             match pidfd_open(known, PidfdFlags::empty()) {
-                Ok(pidfd) => self.signs.push((process, Sign::Pidfd(pidfd))),
+                Ok(fd) => self.signs.push(EndSign { process, fd, is_connection: false }),
                 Err(Errno::SRCH) => self.mark_dead(process),
                 Err(error) => {
                     event!(DEBUG, "its connection tells of the end of process {pid}: pidfd_open: {error}");
@@ -141,14 +136,14 @@ impl MonitorThread {
         let mut is_stopping = false;
         loop {
             // After a failure no rank waits for another process.
-            let is_connected = self.signs.iter().any(|(_, sign)| matches!(sign, Sign::Connection(_)));
+            let is_connected = self.signs.iter().any(|sign| sign.is_connection);
             let is_needed = self.own == HUB && is_connected && !self.domain.is_aborted();
             if is_stopping && !is_needed {
-                return self.signs.iter().for_each(|(_, sign)| sign.hang_up());
+                return self.signs.iter().for_each(EndSign::hang_up);
             }
             let stop_events = if is_stopping { PollFlags::empty() } else { PollFlags::IN };
             let mut fds = vec![PollFd::new(&*self.stop, stop_events)];
-            fds.extend(self.signs.iter().map(|(_, sign)| PollFd::new(sign, PollFlags::IN)));
+            fds.extend(self.signs.iter().map(|sign| PollFd::new(&sign.fd, PollFlags::IN)));
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
@@ -171,11 +166,11 @@ impl MonitorThread {
         let (ended, others): (Vec<_>, _) =
             std::mem::take(&mut self.signs).into_iter().partition(|_| ready.next() == Some(&true));
         self.signs = others;
-        for (process, sign) in ended {
-            self.mark_dead(process);
+        for sign in ended {
+            self.mark_dead(sign.process);
             sign.hang_up();
             // A forked child may keep the connection of a process that has ended.
-            self.signs.iter().filter(|(of, _)| *of == process).for_each(|(_, sign)| sign.hang_up());
+            self.signs.iter().filter(|other| other.process == sign.process).for_each(EndSign::hang_up);
         }
     }
 
@@ -196,7 +191,7 @@ mod tests {
     #[test]
     fn a_hub_without_handles_still_sees_a_death() {
         // No process has the id 0, so that only the connections can end.
-        let processes = (0..3).map(|first_rank| Process { pid: 0, first_rank, rank_count: 1 }).collect();
+        let processes = (0..3).map(|first_rank| RankProcess { pid: 0, first_rank, rank_count: 1 }).collect();
         let (near, far) = UnixStream::pair().expect("sockets");
         let domain = Arc::clone(&Segment::in_process(3).expect("memory").domain);
         let connections = vec![None, Some(near), None];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::memory::world_memory::WorldMemory;
 use super::memory::{SharedMemory, SharedMemorySize};
-use super::process_monitor::{Process, ProcessMonitor};
+use super::process_monitor::{ProcessMonitor, RankProcess};
 use super::protocol::abort_domain::AbortDomain;
 use super::protocol::segment::Segment;
 use crate::error::Result;
@@ -36,14 +36,12 @@ impl World {
         Segment::memory_size(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
     }
 
-    /// `first` is memory of the length of [`memory_size`](Self::memory_size), and each of
-    /// `processes` has mapped it. `own` is the index of this process. `connections` has an entry
-    /// for each process: on the hub a connection to each other one, elsewhere the one to the hub.
-    /// `pids_are_ours` says whether the process ids are of this process's PID namespace.
+    /// `first` is memory of the length of [`memory_size`](Self::memory_size), which each of
+    /// `processes` has mapped. See [`ProcessMonitor::start`] for the others.
     pub(crate) fn between_processes(
         memory: WorldMemory,
         first: SharedMemory,
-        processes: Vec<Process>,
+        processes: Vec<RankProcess>,
         own: usize,
         connections: Vec<Option<UnixStream>>,
         pids_are_ours: bool,

@@ -5,16 +5,20 @@
 
 mod peer;
 mod rank_0;
-mod socket;
 #[cfg(test)]
 mod tests;
 
-use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
-use super::process_monitor::Process;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::process_monitor::RankProcess;
 use super::world::World;
 use crate::error::{Error, Result, bail, error};
-use crate::handshake::{Participant, overflow_user, own_user};
+use crate::handshake::{Participant, connect_abstract, overflow_user, own_user, refused_user};
 use crate::util::text::count_of;
 
 /// The longest message, in bytes, that a peer reads from rank 0 after the handshake. A list of 1024
@@ -25,7 +29,7 @@ const LONGEST_START: usize = 1 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Start {
     /// All processes, in the order of their ranks.
-    processes: Vec<Process>,
+    processes: Vec<RankProcess>,
     /// The receiver's place in that list.
     own: u32,
     /// The PID namespace in which the process ids are valid, if rank 0 knows it.
@@ -65,4 +69,28 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
     } else {
         peer::connect(participant).map_err(about)
     }
+}
+
+/// The name of a job's socket: the user, and a hash of the job's text, which may be longer than a
+/// socket's name.
+fn name_of(job: &str) -> String {
+    let hash: [u8; 32] = Sha256::digest(job.as_bytes()).into();
+    let hash: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("distcollective-{}-{hash}", own_user())
+}
+
+/// Listens at the job's socket.
+fn listen_at(job: &str) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name_of(job))?)
+}
+
+/// See [`connect_abstract`].
+fn connect_to(job: &str) -> rustix::io::Result<UnixStream> {
+    connect_abstract(&name_of(job))
+}
+
+/// The error of a channel to the job's socket, if a process of another user has taken the name.
+fn held_by_another_user(e: &io::Error) -> Option<Error> {
+    let uid = refused_user(e)?;
+    Some(error!(System, "another user (uid {uid}) holds the name under which this job's processes meet"))
 }

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::{LONGEST_START, Start, socket};
-use crate::comm::host::memory::SharedMemory;
+use super::{LONGEST_START, Start, connect_to, held_by_another_user};
 use crate::comm::host::memory::world_memory::{FIRST, WorldFile, WorldMemory};
-use crate::comm::host::process_monitor::Process;
+use crate::comm::host::process_monitor::RankProcess;
 use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
@@ -34,12 +33,7 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
                 std::thread::sleep(RETRY);
                 stream = connect_to_rank_0(participant, Instant::now()).map_err(|_| error)?;
             }
-            Err(error) => return Err(error),
-            Ok(started) => {
-                let Started { memory, first, processes, own, pids_are_valid, stream } = started;
-                let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-                return World::between_processes(memory, first, processes, own, links, pids_are_valid);
-            }
+            done => return done,
         }
     }
 }
@@ -51,7 +45,7 @@ pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant
         |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: rank 0 has not come{NAMESPACES}");
     let mut waiting = Wait::until(deadline).warning(&warning);
     loop {
-        let e = match socket::connect(job) {
+        let e = match connect_to(job) {
             Ok(stream) => return Ok(stream),
             Err(e) => e,
         };
@@ -65,23 +59,10 @@ pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant
     }
 }
 
-/// What a process knows when all ranks have come.
-pub(super) struct Started {
-    memory: WorldMemory,
-    first: SharedMemory,
-    processes: Vec<Process>,
-    own: usize,
-    /// Whether the process ids are those of this process's namespace.
-    pids_are_valid: bool,
-    /// To rank 0's process.
-    stream: UnixStream,
-}
-
 /// Introduces this process to rank 0, and waits until all ranks have come.
-pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<Started> {
+pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<World> {
     let deadline = participant.deadline;
-    let refused =
-        |e| socket::held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
+    let refused = |e| held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
     let mut channel = Channel::unix(stream).map_err(refused)?;
     let warning = not_all_have_come(participant);
     let mut waiting = Wait::until(deadline).warning(&warning);
@@ -110,7 +91,8 @@ pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, s
     let file = WorldFile::open(file)?;
     let first = file.map(FIRST, World::memory_size(participant.world_size, true).byte_len)?;
     let pids_are_valid = namespace.is_some() && namespace == process_namespace();
-    Ok(Started { memory: WorldMemory::Processes(file), first, processes, own, pids_are_valid, stream })
+    let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
+    World::between_processes(WorldMemory::Processes(file), first, processes, own, links, pids_are_valid)
 }
 
 /// The handshake with rank 0's process, whose user has been checked.
@@ -165,13 +147,13 @@ fn ended(end: EndReason) -> Error {
 }
 
 /// Checks rank 0's list of processes: it has each rank once, in order, and this process at `own`.
-pub(super) fn check_processes(participant: &Participant<'_>, processes: &[Process], own: usize) -> Result<()> {
+pub(super) fn check_processes(participant: &Participant<'_>, processes: &[RankProcess], own: usize) -> Result<()> {
     let Participant { world_size, first_rank, rank_count, .. } = *participant;
     let end = processes.iter().try_fold(0u32, |next, process| {
         let fits = process.first_rank == next && process.rank_count > 0;
         next.checked_add(process.rank_count).filter(|_| fits)
     });
-    let is_own = |process: &Process| (process.first_rank, process.rank_count) == (first_rank, rank_count);
+    let is_own = |process: &RankProcess| (process.first_rank, process.rank_count) == (first_rank, rank_count);
     if end != Some(world_size) || own == 0 || !processes.get(own).is_some_and(is_own) {
         bail!(System, "rank 0's list of processes does not have each rank of {world_size} once");
     }

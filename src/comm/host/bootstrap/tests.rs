@@ -78,7 +78,7 @@ fn another_user_is_sent_away() {
     let job = new_job("another-user");
     std::thread::scope(|scope| {
         let rank_0 = scope.spawn(|| connect(&participant(&job, 0)).map(drop));
-        let address = SocketAddr::from_abstract_name(socket::name_of(&job)).expect("a name");
+        let address = SocketAddr::from_abstract_name(name_of(&job)).expect("a name");
         let stranger = scope.spawn(move || {
             let nobody = rustix::process::Uid::from_raw(65534);
             // Only this thread becomes another user, and only before it connects.
@@ -93,7 +93,7 @@ fn another_user_is_sent_away() {
             stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
             // It is not even greeted.
             let greeting = stream.read(&mut [0; 64]);
-            let reset = std::io::ErrorKind::ConnectionReset;
+            let reset = io::ErrorKind::ConnectionReset;
             assert!(matches!(greeting, Ok(0)) || greeting.is_err_and(|e| e.kind() == reset));
         });
         stranger.join().expect("sent away");
@@ -170,7 +170,7 @@ fn a_process_of_another_job_is_sent_away() {
 #[test]
 fn a_false_rank_0_of_this_user_is_not_believed() {
     let job = new_job("false-rank-0");
-    let listener = socket::listen(&job).expect("a socket");
+    let listener = listen_at(&job).expect("a socket");
     std::thread::scope(|scope| {
         let peer = scope.spawn(|| connect(&participant(&job, 1)).map(drop));
         let mut channel = Channel::unix(listener.accept().expect("a peer").0).expect("a channel");
@@ -198,7 +198,7 @@ fn malformed_messages_end_the_bootstrap_at_once() {
     let garbage = [4, 0, 0, 0, 9, 9, 9, 9];
     for (number, bytes) in [&too_long[..], &garbage].into_iter().enumerate() {
         let job = new_job(&format!("malformed-{number}"));
-        let listener = socket::listen(&job).expect("a socket");
+        let listener = listen_at(&job).expect("a socket");
         std::thread::scope(|scope| {
             let peer = scope.spawn(|| connect(&participant(&job, 1)).map(drop));
             let (mut stream, _) = listener.accept().expect("a peer");
@@ -209,7 +209,7 @@ fn malformed_messages_end_the_bootstrap_at_once() {
         });
         listener.set_nonblocking(true).expect("an option");
         let again = listener.accept().map(drop).expect_err("the peer has ended");
-        assert_eq!(again.kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(again.kind(), io::ErrorKind::WouldBlock);
     }
 }
 
@@ -222,7 +222,7 @@ fn a_name_that_another_user_holds_is_not_called_this_users() {
         return;
     }
     let job = new_job("squatted");
-    let name = socket::name_of(&job);
+    let name = name_of(&job);
     let squatter = std::thread::spawn(move || {
         let other = rustix::process::Uid::from_raw(12345);
         // Only this thread becomes another user.
@@ -240,8 +240,8 @@ fn a_name_that_another_user_holds_is_not_called_this_users() {
 #[test]
 fn a_list_of_processes_has_each_rank_once() {
     let participant = Participant { world_size: 4, rank_count: 2, ..participant("list", 1) };
-    let list = |ranks: &[(u32, u32)]| -> Vec<Process> {
-        ranks.iter().map(|&(first_rank, rank_count)| Process { pid: 1, first_rank, rank_count }).collect()
+    let list = |ranks: &[(u32, u32)]| -> Vec<RankProcess> {
+        ranks.iter().map(|&(first_rank, rank_count)| RankProcess { pid: 1, first_rank, rank_count }).collect()
     };
     check_processes(&participant, &list(&[(0, 1), (1, 2), (3, 1)]), 1).expect("each rank once");
     for (ranks, own) in [

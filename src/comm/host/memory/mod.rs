@@ -1,21 +1,21 @@
 //! The memory that ranks share, and how much of it there can be.
 
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Result;
 use crate::util::wait::{Stopped, Wait};
 
-pub(super) mod read_only;
 #[cfg(not(loom))]
 mod shared_memory;
 #[cfg(loom)]
 #[path = "shared_memory_model.rs"]
 mod shared_memory;
-mod shared_values;
 pub(super) mod world_memory;
 
 pub(super) use shared_memory::{Shareable, SharedMemory};
-pub(super) use shared_values::SharedValues;
 
 /// How long shared memory is, and how much of its beginning is allocated at once. The rest is
 /// allocated when it is used.
@@ -56,21 +56,67 @@ fn in_pieces(
     Ok(Ok(()))
 }
 
-/// Checks that a call that allocates shared memory goes on: its deadline is not over, and the
-/// interrupt hook does not end it.
-pub(super) fn check_allocation(deadline: Instant) -> Result<()> {
-    check_time(deadline, "allocated")
-}
-
-/// [`check_allocation`] for a call that writes shared memory.
-pub(super) fn check_writing(deadline: Instant) -> Result<()> {
-    check_time(deadline, "written")
-}
-
-fn check_time(deadline: Instant, done: &str) -> Result<()> {
+/// Checks that a call goes on in which shared memory is `done`, such as "allocated": its deadline is
+/// not over, and the interrupt hook does not end it.
+pub(super) fn check_time(deadline: Instant, done: &str) -> Result<()> {
     let stopped = |stopped: Stopped| {
         let late = format_args!("shared memory was not {done} before the deadline");
         stopped.error(format_args!("while shared memory was {done}"), late)
     };
     Wait::until(deadline).step().map(drop).map_err(stopped)
+}
+
+/// Values in shared memory, whose place is checked once. The memory stays mapped as long as this.
+pub(crate) struct SharedValues<T> {
+    values: NonNull<[T]>,
+    _memory: Arc<SharedMemory>,
+}
+
+// SAFETY: it is a reference to values that threads may share, and keeps them itself.
+unsafe impl<T: Sync> Send for SharedValues<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for SharedValues<T> {}
+
+impl<T: Shareable> SharedValues<T> {
+    /// `count` values at an offset.
+    ///
+    /// # Panics
+    ///
+    /// If they are not within the memory, or not aligned.
+    pub(crate) fn new(memory: &Arc<SharedMemory>, offset: usize, count: usize) -> Self {
+        SharedValues { values: NonNull::from(memory.slice(offset, count)), _memory: Arc::clone(memory) }
+    }
+}
+
+impl<T> Deref for SharedValues<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `new` has borrowed the values from the memory, which lives as long as this.
+        unsafe { self.values.as_ref() }
+    }
+}
+
+/// Bytes that one rank has written and none changes any more. A process unmaps them with its last
+/// reference; they are freed when no rank has them mapped.
+pub(crate) struct ReadOnlyBytes {
+    memory: Arc<SharedMemory>,
+    byte_len: usize,
+}
+
+impl ReadOnlyBytes {
+    /// The first bytes of shared memory that no rank writes any more. The kernel refuses writes
+    /// from now on.
+    pub(crate) fn new(memory: Arc<SharedMemory>, byte_len: usize) -> Result<Self> {
+        memory.protect()?;
+        Ok(ReadOnlyBytes { memory, byte_len })
+    }
+}
+
+impl AsRef<[u8]> for ReadOnlyBytes {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the memory has these bytes (`bytes` checks it), is mapped as long as `self`
+        // lives, and by the contract of `new` no rank writes it.
+        unsafe { std::slice::from_raw_parts(self.memory.bytes(0, self.byte_len), self.byte_len) }
+    }
 }

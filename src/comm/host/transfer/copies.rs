@@ -5,7 +5,6 @@ use smallvec::SmallVec;
 
 use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
 use crate::compute;
 use crate::error::Result;
@@ -54,8 +53,7 @@ impl RunningCall<'_> {
             return Ok(());
         }
         let (own, sequence) = (self.own, self.protocol.sequence());
-        let keep_going = || own.segment.domain.check().and_then(|()| check_allocation(self.request.deadline));
-        own.segment.allocate_eager(own.rank, &keep_going)?;
+        own.segment.allocate_eager(own.rank, &|| self.check_allocation())?;
         // SAFETY: the place has room for the longest eager input.
         own.segment.write_eager(own.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
         Ok(())

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use crate::collective::{Call, Collective, Givers, Side};
 use crate::comm::backend::Request;
+use crate::comm::host::memory::check_time;
 use crate::comm::host::own_rank::OwnRank;
 use crate::comm::host::protocol::call_progress::CallProgress;
 use crate::comm::host::protocol::call_protocol::CallProtocol;
@@ -183,6 +184,11 @@ impl<'a> RunningCall<'a> {
             }
             _ => BufferLocation::Unreachable,
         }
+    }
+
+    /// Checks that an allocation of this rank's shared memory goes on.
+    pub(super) fn check_allocation(&self) -> Result<()> {
+        self.own.segment.domain.check().and_then(|()| check_time(self.request.deadline, "allocated"))
     }
 
     /// Whether this rank takes elements from a peer. It also waits for that peer's header: a call

@@ -13,7 +13,6 @@
 
 use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
-use crate::comm::host::memory::check_allocation;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
@@ -33,7 +32,7 @@ fn taken_batch(members: usize) -> u64 {
 
 /// The part of a block that one round moves.
 #[derive(Clone, Copy)]
-struct Piece {
+struct BlockPiece {
     round: u64,
     /// Where it begins in the block, in elements.
     start: usize,
@@ -52,14 +51,13 @@ impl RunningCall<'_> {
         let most = piece_bytes(parts) / self.staged_type().byte_len();
         let gives = self.protocol.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
         if gives {
-            let keep_going = || self.own.segment.domain.check().and_then(|()| check_allocation(self.request.deadline));
-            self.own.segment.allocate_staging(rank, &keep_going)?;
+            self.own.segment.allocate_staging(rank, &|| self.check_allocation())?;
         }
         let before = self.protocol.round();
         let last = before + block.div_ceil(most) as u64;
         let piece_of = |round: u64| {
             let start = (round - before - 1) as usize * most;
-            Piece { round, start, len: most.min(block - start) }
+            BlockPiece { round, start, len: most.min(block - start) }
         };
         // A rank that reads its own stages does not write one again before it has read it.
         let most_ahead = match call.writes_output(rank) {
@@ -95,8 +93,7 @@ impl RunningCall<'_> {
 
     /// The type of the elements in stages.
     fn staged_type(&self) -> DataType {
-        let call = self.request.call;
-        call.moved_type()
+        self.request.call.moved_type()
     }
 
     /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
@@ -107,7 +104,7 @@ impl RunningCall<'_> {
     }
 
     /// Writes what peers take in this round into this rank's stage.
-    fn fill_stage(&self, piece: Piece) {
+    fn fill_stage(&self, piece: BlockPiece) {
         if !self.request.call.input().is_per_rank {
             return self.stage(0, 0, piece);
         }
@@ -119,7 +116,7 @@ impl RunningCall<'_> {
     }
 
     /// Moves what this rank takes in one round into its output.
-    fn take_piece(&self, piece: Piece) -> Result<()> {
+    fn take_piece(&self, piece: BlockPiece) -> Result<()> {
         let call = self.request.call;
         let rank = self.own.rank;
         if !call.writes_output(rank) {
@@ -138,7 +135,7 @@ impl RunningCall<'_> {
     }
 
     /// Copies a piece of a block of this rank's input into a part of its stage.
-    fn stage(&self, part: usize, block: usize, piece: Piece) {
+    fn stage(&self, part: usize, block: usize, piece: BlockPiece) {
         let call = self.request.call;
         let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
         self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
@@ -163,7 +160,7 @@ impl RunningCall<'_> {
 
     /// Where the piece is that `giver` gives to this rank in this round: in its stage, or in this
     /// rank's own input.
-    fn piece_from(&self, giver: GroupRank, piece: Piece) -> *const u8 {
+    fn piece_from(&self, giver: GroupRank, piece: BlockPiece) -> *const u8 {
         let (call, rank) = (self.request.call, self.own.rank);
         let is_per_rank = call.input().is_per_rank;
         if giver == rank && !self.stages_own() {
@@ -176,7 +173,7 @@ impl RunningCall<'_> {
     }
 
     /// Copies the piece that `giver` gives to this rank into a block of the output.
-    fn take(&self, giver: GroupRank, block: usize, piece: Piece) {
+    fn take(&self, giver: GroupRank, block: usize, piece: BlockPiece) {
         let call = self.request.call;
         let byte_len = piece.len * call.data_type.byte_len();
         let (source, start) = (self.piece_from(giver, piece), piece.start * call.data_type.byte_len());
@@ -197,7 +194,7 @@ impl RunningCall<'_> {
     }
 
     /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
-    fn reduce_stages(&self, reduce_op: ReduceOperation, piece: Piece) -> Result<()> {
+    fn reduce_stages(&self, reduce_op: ReduceOperation, piece: BlockPiece) -> Result<()> {
         let call = self.request.call;
         let target = self.request.output.pointer.wrapping_add(piece.start * call.data_type.byte_len());
         self.with_addresses(
