@@ -25,7 +25,7 @@ use crate::shape::Dims;
 const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 6, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
-struct Body {
+struct PlanBody {
     profile_count: u32,
     #[serde(deserialize_with = "as_they_come")]
     tensors: Vec<TensorRecord>,
@@ -90,7 +90,7 @@ fn as_they_come<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D)
 
 /// Writes a network as a plan.
 pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
-    let body = Body {
+    let body = PlanBody {
         profile_count: network.profile_count as u32,
         tensors: network.tensors.iter().map(tensor_record).collect(),
         layers: network.layers.iter().map(layer_record).collect::<Result<_>>()?,
@@ -136,7 +136,7 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
 }
 
 /// The network. Checks that each number is in range, and that each tensor has one source.
-fn to_network(body: Body, registry: &PluginRegistry) -> Result<Network> {
+fn to_network(body: PlanBody, registry: &PluginRegistry) -> Result<Network> {
     let damaged = |what: &str| error!(InvalidPlan, "the plan contradicts itself: {what}");
     let mut network = Network::new();
     let number = network.number;

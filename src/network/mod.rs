@@ -16,8 +16,8 @@ pub use layers::{
     CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, Layer, LayerBody, Plugin,
     PluginCall, PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
 };
+use profile::InputProfile;
 pub use profile::MAX_PROFILES;
-use profile::Profile;
 pub(crate) use schedule::Readers;
 
 use crate::data_type::DataType;
@@ -86,7 +86,7 @@ pub(crate) enum TensorSource {
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct NetworkInput {
     pub(crate) dims: Dims,
-    pub(crate) profiles: Vec<Option<Box<Profile>>>,
+    pub(crate) profiles: Vec<Option<Box<InputProfile>>>,
 }
 
 impl Network {

@@ -10,13 +10,13 @@ pub const MAX_PROFILES: usize = 64;
 
 /// The shapes of one input in one profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Profile {
+pub(crate) struct InputProfile {
     min: Dims,
     opt: Dims,
     max: Dims,
 }
 
-impl Profile {
+impl InputProfile {
     /// min, opt and max as shapes.
     pub(crate) fn points(&self) -> Result<[Shape; 3]> {
         Ok([self.min.to_shape()?, self.opt.to_shape()?, self.max.to_shape()?])
@@ -24,7 +24,7 @@ impl Profile {
 
     /// Checks the shapes of an input with these dimensions.
     fn check(&self, dims: &Dims) -> Result<()> {
-        let Profile { min, opt, max } = self;
+        let InputProfile { min, opt, max } = self;
         for point in [min, opt, max] {
             if point.is_dynamic() {
                 bail!(InvalidArgument, "{point} in a profile has a dimension of -1");
@@ -105,12 +105,12 @@ impl Network {
         }
         let name = self.check_tensor(input)?.name.clone();
         let [min, opt, max] = [min, opt, max].map(|dims| dims.try_into().map_err(Into::into));
-        let shapes = || Ok(Profile { min: min?, opt: opt?, max: max? });
+        let shapes = || Ok(InputProfile { min: min?, opt: opt?, max: max? });
         let result = shapes().and_then(|shapes| self.store_profile(profile, input, shapes));
         result.map_err(|error| error.about(|| format!("input {name:?}")))
     }
 
-    fn store_profile(&mut self, profile: usize, input: TensorId, shapes: Profile) -> Result<()> {
+    fn store_profile(&mut self, profile: usize, input: TensorId, shapes: InputProfile) -> Result<()> {
         let TensorSource::Input(input) = &mut self.tensors[input.index()].source else {
             bail!(InvalidArgument, "the tensor is the output of a layer; profiles are for inputs");
         };

@@ -23,7 +23,7 @@ use crate::error::{Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::util::interrupt;
 use task::{run_in_turn, wait_for_turn};
-use work::WorkState;
+use work::WorkKind;
 use worker::Worker;
 
 /// How long [`Stream::synchronize`] waits for a GPU.
@@ -232,13 +232,13 @@ impl Stream {
                 if let Kind::Cuda(stream) = kind {
                     let launched = launched_work::launch(task, ticket, stream);
                     return Work::new(
-                        launched.map_or_else(|(task, result)| WorkState::Done(task, result), WorkState::Launched),
+                        launched.map_or_else(|(task, result)| WorkKind::Done(task, result), WorkKind::Launched),
                     );
                 }
                 wait_for_turn(&task, ticket.as_ref()).and_then(|()| run_in_turn(&mut task, ticket, None))
             }
         };
-        Work::new(WorkState::Done(task, result))
+        Work::new(WorkKind::Done(task, result))
     }
 
     /// Checks that this process made the stream and the communicator of the task, and that this

@@ -46,19 +46,19 @@ use crate::util::{deadline_after, interrupt, lock};
 /// [`WorkFuture`]: super::WorkFuture
 #[must_use = "`wait` says whether the work succeeded, and returns the buffers"]
 pub struct Work<T: Send + 'static> {
-    state: WorkState<T>,
+    state: WorkKind<T>,
     /// Drops what only the run needed: [`Task::finish`](super::Task::finish).
     finish: fn(&mut T),
 }
 
-pub(super) enum WorkState<T: Send + 'static> {
+pub(super) enum WorkKind<T: Send + 'static> {
     Done(T, Result<()>),
     Launched(LaunchedWork<T>),
     Queued(QueuedWork<T>),
 }
 
 impl<T: Send + 'static> Work<T> {
-    pub(super) fn new(state: WorkState<T>) -> Self
+    pub(super) fn new(state: WorkKind<T>) -> Self
     where
         T: Task,
     {
@@ -70,7 +70,7 @@ impl<T: Send + 'static> Work<T> {
     where
         T: Task,
     {
-        Work::new(WorkState::Done(task, result))
+        Work::new(WorkKind::Done(task, result))
     }
 
     /// Work that no stream runs. It goes on until it is ended.
@@ -82,7 +82,7 @@ impl<T: Send + 'static> Work<T> {
         *lock(&cell.state) = TaskCellState::Queued(task, None);
         let thread = WorkerThread { id: None, process: ProcessGuard::current() };
         let work = QueuedWork { cell: Arc::clone(&cell), position: None, keep: T::keep_cell, thread };
-        (Work::new(WorkState::Queued(work)), WorkEnd(cell))
+        (Work::new(WorkKind::Queued(work)), WorkEnd(cell))
     }
 
     /// Whether the work has ended, well or not. Does not block.
@@ -97,16 +97,16 @@ impl<T: Send + 'static> Work<T> {
     /// It is also true if [`wait`](Self::wait) would return an error at once.
     pub fn is_done(&self) -> bool {
         match &self.state {
-            WorkState::Done(..) => true,
-            WorkState::Launched(launched) => launched.is_done(),
-            WorkState::Queued(queued) => queued.is_done(),
+            WorkKind::Done(..) => true,
+            WorkKind::Launched(launched) => launched.is_done(),
+            WorkKind::Queued(queued) => queued.is_done(),
         }
     }
 
     /// Whether the work had ended, or was recorded into a graph, when the enqueueing call returned.
     /// The answer is the same each time. If it is true, [`wait`](Self::wait) returns at once.
     pub fn is_settled(&self) -> bool {
-        matches!(self.state, WorkState::Done(..))
+        matches!(self.state, WorkKind::Done(..))
     }
 
     /// The error of work that has ended with one, which [`wait`](Self::wait) returns too. `None`
@@ -117,9 +117,9 @@ impl<T: Send + 'static> Work<T> {
     /// the buffers any more, 10 s at most.
     pub fn exception(&self) -> Option<Error> {
         match &self.state {
-            WorkState::Done(_, result) => result.as_ref().err().cloned(),
-            WorkState::Launched(launched) => launched.error(),
-            WorkState::Queued(queued) => queued.error(),
+            WorkKind::Done(_, result) => result.as_ref().err().cloned(),
+            WorkKind::Launched(launched) => launched.error(),
+            WorkKind::Queued(queued) => queued.error(),
         }
     }
 
@@ -127,9 +127,9 @@ impl<T: Send + 'static> Work<T> {
     /// returns need not wake it. `slot` is the waiting task's own, `None` at first.
     pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
         match &self.state {
-            WorkState::Done(..) => {}
-            WorkState::Launched(launched) => launched.wake_at_end(slot, waker),
-            WorkState::Queued(queued) => queued.wake_at_end(waker),
+            WorkKind::Done(..) => {}
+            WorkKind::Launched(launched) => launched.wake_at_end(slot, waker),
+            WorkKind::Queued(queued) => queued.wake_at_end(waker),
         }
     }
 
@@ -143,7 +143,7 @@ impl<T: Send + 'static> Work<T> {
             interrupt::check_may_wait()?;
         }
         match &self.state {
-            WorkState::Queued(queued) => queued.check_wait(),
+            WorkKind::Queued(queued) => queued.check_wait(),
             _ => Ok(()),
         }
     }
@@ -228,9 +228,9 @@ impl<T: Send + 'static> Work<T> {
             }
         };
         let ended = match state {
-            WorkState::Done(operands, result) => return Ok(give_back(operands, result)),
-            WorkState::Launched(launched) => launched.wait(until()).map_err(WorkState::Launched),
-            WorkState::Queued(queued) => queued.wait(until()).map_err(WorkState::Queued),
+            WorkKind::Done(operands, result) => return Ok(give_back(operands, result)),
+            WorkKind::Launched(launched) => launched.wait(until()).map_err(WorkKind::Launched),
+            WorkKind::Queued(queued) => queued.wait(until()).map_err(WorkKind::Queued),
         };
         match ended {
             Ok((operands, result)) => Ok(give_back(operands, result)),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::queued_work::{QueuedWork, TaskCell, TaskCellState, WorkerThread, check_not_behind};
 use super::task::{Task, run_in_turn, wait_for_turn};
-use super::work::WorkState;
+use super::work::WorkKind;
 use crate::error::{Result, error};
 use crate::issue_order::{Extent, IssueOrder, IssueTicket, MISSED_TURN, TicketPosition};
 use crate::util::fork::ProcessGuard;
@@ -47,7 +47,7 @@ impl Worker {
         task: T,
         order: Option<(&Arc<IssueOrder>, Extent)>,
         cell: Option<Arc<TaskCell<T>>>,
-    ) -> WorkState<T> {
+    ) -> WorkKind<T> {
         let cell = cell.unwrap_or_default();
         if order.as_ref().is_some_and(|(order, _)| order.is_in_run()) {
             let error = error!(
@@ -55,7 +55,7 @@ impl Worker {
                 "a plugin cannot enqueue work on a worker stream for a communicator of its own run: its position in the \
                  issue order would depend on timing; the plugin makes the call on its own thread"
             );
-            return WorkState::Done(task, Err(error));
+            return WorkKind::Done(task, Err(error));
         }
         let enqueue = |ticket: Option<IssueTicket<'static>>| {
             let position = ticket.as_ref().and_then(IssueTicket::position);
@@ -68,7 +68,7 @@ impl Worker {
             Some((order, extent)) => order.issue(extent, stream, |ticket| enqueue(Some(ticket))),
             None => enqueue(None),
         };
-        WorkState::Queued(QueuedWork { cell, position, keep: T::keep_cell, thread: self.thread })
+        WorkKind::Queued(QueuedWork { cell, position, keep: T::keep_cell, thread: self.thread })
     }
 
     /// Blocks until everything that was enqueued so far has ended, or the interrupt hook ends the

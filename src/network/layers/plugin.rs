@@ -184,7 +184,7 @@ impl fmt::Debug for PluginCall<'_> {
     }
 }
 
-type Creator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
+type PluginCreator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
 
 /// How plugins are made from the bytes in a plan, by name and version.
 ///
@@ -226,7 +226,7 @@ type Creator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>;
 /// ```
 #[derive(Default)]
 pub struct PluginRegistry {
-    creators: HashMap<(String, String), Creator>,
+    creators: HashMap<(String, String), PluginCreator>,
 }
 
 impl PluginRegistry {

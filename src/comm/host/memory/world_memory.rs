@@ -98,11 +98,11 @@ pub(crate) struct WorldFile {
     file: OwnedFd,
     byte_len: u64,
     header: SharedValues<TableHeader>,
-    table: SharedValues<Range>,
+    table: SharedValues<FileRange>,
     process: ProcessGuard,
 }
 
-/// What the table begins with. The [`Range`]s follow.
+/// What the table begins with. The [`FileRange`]s follow.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct TableHeader {
@@ -113,7 +113,7 @@ struct TableHeader {
 /// A part of the file. A rank that has made `users` more than 0 writes the other values.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
-struct Range {
+struct FileRange {
     /// How many ranks will drop the range, and one more until its pages are free; 0 if the range is
     /// free.
     users: AtomicU32,
@@ -128,7 +128,7 @@ struct Range {
 // SAFETY: invariant 1: the field is an atomic, and zero is a value of it.
 unsafe impl Shareable for TableHeader {}
 // SAFETY: invariant 1: every field is an atomic, and zeros are a value of it.
-unsafe impl Shareable for Range {}
+unsafe impl Shareable for FileRange {}
 
 impl WorldFile {
     pub(crate) fn create() -> Result<Arc<Self>> {
@@ -245,7 +245,7 @@ impl WorldFile {
     }
 
     /// Where a range begins. It is in the file and long enough.
-    fn start_of(&self, range: &Range, byte_len: usize) -> Result<u64> {
+    fn start_of(&self, range: &FileRange, byte_len: usize) -> Result<u64> {
         let start = range.start.load(Ordering::Relaxed);
         let fits = start.is_multiple_of(SHORTEST_RANGE)
             && start.checked_add(byte_len as u64).is_some_and(|end| end <= self.byte_len);
@@ -260,12 +260,12 @@ impl WorldFile {
         SharedMemory::map(&self.file, start, byte_len, Some(Box::new(in_use)))
     }
 
-    fn range(&self, id: u64) -> &Range {
+    fn range(&self, id: u64) -> &FileRange {
         &self.table[id as usize % MOST_RANGES]
     }
 
     /// Frees all pages of a range. They read as zeros afterwards. Returns whether the system can.
-    fn free_pages(&self, range: &Range) -> bool {
+    fn free_pages(&self, range: &FileRange) -> bool {
         let [start, len] = [&range.start, &range.byte_len].map(|value| value.load(Ordering::Relaxed));
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, start, len)).is_ok()

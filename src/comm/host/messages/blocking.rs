@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::cycle::{self, Awaited};
 use super::operation::Stage;
-use super::{Messenger, Step, lost};
+use super::{Advance, Messenger, lost};
 use crate::comm::host::protocol::segment::is_lost;
 use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
@@ -90,12 +90,12 @@ impl BlockingCall<'_> {
         let mut next_look = deadline_after(PUBLISH_AFTER);
         loop {
             match self.step()? {
-                Step::Ended(delivery) => return Ok(delivery),
-                Step::Moved => {
+                Advance::Ended(delivery) => return Ok(delivery),
+                Advance::Moved => {
                     self.check_time()?;
                     continue;
                 }
-                Step::Idle => {}
+                Advance::Idle => {}
             }
             waiter.set_deadline(next_look.min(self.deadline));
             let waited =
@@ -111,13 +111,13 @@ impl BlockingCall<'_> {
         }
     }
 
-    fn step(&self) -> Result<Step> {
+    fn step(&self) -> Result<Advance> {
         if let Some(delivery) = self.ended.get() {
-            return Ok(Step::Ended(delivery));
+            return Ok(Advance::Ended(delivery));
         }
         let step = self.messenger.advance(Some(self.number))?;
         match step {
-            Step::Ended(delivery) => self.ended.set(Some(delivery)),
+            Advance::Ended(delivery) => self.ended.set(Some(delivery)),
             // The peer may have answered, and another thread of this rank may have seen it.
             _ if self.is_published => _ = self.publish(),
             _ => {}
@@ -127,7 +127,7 @@ impl BlockingCall<'_> {
 
     /// Whether a step moved something, or failed, which the next step tells again.
     fn has_moved(&self) -> bool {
-        !matches!(self.step(), Ok(Step::Idle))
+        !matches!(self.step(), Ok(Advance::Idle))
     }
 
     fn has_lost_peer(&self) -> bool {

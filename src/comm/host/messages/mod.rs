@@ -53,7 +53,7 @@ pub(super) struct Messenger {
 }
 
 /// What came of one look at the messages.
-enum Step {
+enum Advance {
     /// The caller's own operation has ended.
     Ended(Delivery),
     /// Something has moved, and more may.
@@ -89,7 +89,7 @@ impl Messenger {
     /// It need not wake the threads that wait for the other operations: a peer that wrote, or that
     /// made room, wakes all threads of this rank (invariant 24), and a thread sleeps only if its
     /// operation could not move without a peer.
-    fn advance(&self, own: Option<u64>) -> Result<Step> {
+    fn advance(&self, own: Option<u64>) -> Result<Advance> {
         self.check()?;
         let mut mailbox = self.lock();
         let has_moved = mailbox.advance(&self.own);
@@ -102,9 +102,9 @@ impl Messenger {
         drop(mailbox);
         ends.into_iter().for_each(|(on_end, delivery)| report(on_end, Ok(delivery)));
         match (has_moved.map_err(|error| self.end(error))?, own_end) {
-            (_, Some(delivery)) => Ok(Step::Ended(delivery)),
-            (true, None) => Ok(Step::Moved),
-            (false, None) => Ok(Step::Idle),
+            (_, Some(delivery)) => Ok(Advance::Ended(delivery)),
+            (true, None) => Ok(Advance::Moved),
+            (false, None) => Ok(Advance::Idle),
         }
     }
 

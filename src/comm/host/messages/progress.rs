@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use super::mailbox::Mailbox;
-use super::{Messenger, Step, report};
+use super::{Advance, Messenger, report};
 use crate::comm::host::protocol::segment::is_lost;
 use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{MessageRequest, OnEnd};
@@ -121,11 +121,11 @@ impl Messenger {
         let wait = Wait::until(deadline);
         let mut waiter = Waiter::new(&self.own.segment.domain, self.own.member(), wait);
         while let Some((number, deadline)) = first() {
-            if matches!(self.advance(None)?, Step::Moved) {
+            if matches!(self.advance(None)?, Advance::Moved) {
                 continue;
             }
             waiter.set_deadline(deadline);
-            let has_moved = || !matches!(self.advance(None), Ok(Step::Idle));
+            let has_moved = || !matches!(self.advance(None), Ok(Advance::Idle));
             let waited = waiter.wait_until(
                 || has_moved() || first() != Some((number, deadline)),
                 || is_lost(|| self.lost_asynchronous().is_some(), has_moved),
