@@ -58,7 +58,12 @@ impl Network {
                 return Ok(extent.dims());
             }
         }
-        Err(first.unwrap_or_else(|| unknown_dims(self, tensor, mistakes)))
+        Err(match first {
+            Some(error) => error,
+            None if !mistakes.is_empty() => Error::from_mistakes(mistakes),
+            None => error!(InvalidNetwork, "its dimensions cannot be told")
+                .about(|| format!("tensor {:?}", self.tensors[tensor.index()].name)),
+        })
     }
 
     /// How many elements a dimension has at least from which these layers take slices; 1 without
@@ -113,15 +118,6 @@ fn common_multiple(a: i64, b: i64) -> i64 {
         (divisor, rest) = (rest, divisor % rest);
     }
     a.checked_mul(b / divisor).filter(|multiple| *multiple <= LARGEST_MULTIPLE).unwrap_or(a)
-}
-
-/// The error of a tensor whose layers have mistakes that are not about shapes.
-fn unknown_dims(network: &Network, tensor: TensorId, mistakes: Vec<Error>) -> Error {
-    match mistakes.is_empty() {
-        true => error!(InvalidNetwork, "its dimensions cannot be told")
-            .about(|| format!("tensor {:?}", network.tensors[tensor.index()].name)),
-        false => Error::from_mistakes(mistakes),
-    }
 }
 
 #[cfg(test)]

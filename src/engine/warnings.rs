@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::collective::Groups;
+use crate::collective::{Geometry, Groups, Side};
 use crate::dist_collective::ResolvedLayer;
 use crate::network::{LayerId, Network, Readers};
 use crate::rank::Rank;
@@ -19,12 +19,12 @@ pub(super) fn warnings(network: &Network, collectives: &[Option<ResolvedLayer>],
         let Some(resolved) = resolved.as_ref().filter(|resolved| resolved.may_leave_output_unwritten()) else {
             continue;
         };
-        let Some(writers) = resolved.writers() else { continue };
+        let Some(writers) = resolved.participants(|geometry| geometry.output) else { continue };
         let writers: HashSet<Rank> = writers.into_iter().collect();
         let outside = |rank: &Rank| !writers.contains(rank);
         let first_of_all = (0..world_size).map(Rank).find(outside);
         let unwritten = |reader: &LayerId| match &collectives[reader.index()] {
-            Some(reader) if !reader.is_identity() => match reader.readers() {
+            Some(reader) if !reader.is_identity() => match reader.participants(|geometry| geometry.input) {
                 None => first_of_all,
                 Some(readers) => readers.into_iter().filter(outside).min(),
             },
@@ -53,19 +53,9 @@ impl ResolvedLayer {
         self.groups.largest_rank().map_or(self.nb_rank, |rank| rank.0.saturating_add(1))
     }
 
-    /// The ranks that write the output; `None` for all.
-    fn writers(&self) -> Option<Vec<Rank>> {
-        self.participants(self.collective.operation().geometry().output.is_of_root)
-    }
-
-    /// The ranks that read the input; `None` for all.
-    fn readers(&self) -> Option<Vec<Rank>> {
-        self.participants(self.collective.operation().geometry().input.is_of_root)
-    }
-
-    /// The ranks that take part, or of each group the root only; `None` for all.
-    fn participants(&self, only_root: bool) -> Option<Vec<Rank>> {
-        let root = self.collective.root().filter(|_| only_root);
+    /// The ranks that use a side: those that take part, or of each group the root; `None` for all.
+    fn participants(&self, side: fn(Geometry) -> Side) -> Option<Vec<Rank>> {
+        let root = self.collective.root().filter(|_| side(self.collective.operation().geometry()).is_of_root);
         let of_group = |group: &Vec<Rank>| match root {
             Some(root) => group.get(root.index()).copied().into_iter().collect(),
             None => group.clone(),

@@ -113,10 +113,6 @@ impl Network {
         })
     }
 
-    fn check_layer(&self, layer: LayerId) -> Result<()> {
-        layer.check(self.number, self.layers.len())
-    }
-
     /// The type of a tensor that a new layer reads.
     fn input_type(&mut self, tensor: TensorId) -> Result<DataType> {
         self.check_tensor(tensor)?;
@@ -251,7 +247,7 @@ impl Network {
     ///
     /// A layer that this network does not have.
     pub fn layer(&self, layer: LayerId) -> Result<&Layer> {
-        self.check_layer(layer)?;
+        layer.check(self.number, self.layers.len())?;
         Ok(&self.layers[layer.index()])
     }
 
@@ -261,8 +257,10 @@ impl Network {
     ///
     /// A layer that this network does not have.
     pub fn layer_mut(&mut self, layer: LayerId) -> Result<&mut Layer> {
-        self.check_layer(layer)?;
-        Ok(self.hand_out(layer))
+        layer.check(self.number, self.layers.len())?;
+        self.settle();
+        self.handed_out = Some(layer);
+        Ok(&mut self.layers[layer.index()])
     }
 
     /// The layer that computes a tensor, to change its attributes or name it:

@@ -4,17 +4,10 @@
 
 use std::collections::HashSet;
 
-use super::{Layer, LayerId, Network, Tensor, TensorId, TensorSource};
+use super::{LayerId, Network, Tensor, TensorId, TensorSource};
 use crate::data_type::DataType;
 
 impl Network {
-    /// Remembers a layer that the caller may change.
-    pub(super) fn hand_out(&mut self, layer: LayerId) -> &mut Layer {
-        self.settle();
-        self.handed_out = Some(layer);
-        &mut self.layers[layer.index()]
-    }
-
     /// Looks at the layer that the caller was given to change: its name, and whether its outputs
     /// have the types that they had.
     pub(super) fn settle(&mut self) {

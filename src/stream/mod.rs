@@ -148,10 +148,7 @@ impl Stream {
 
     /// The `CUstream` of a CUDA stream; `None` for other streams.
     pub fn as_raw_cuda(&self) -> Option<*mut c_void> {
-        match &self.kind {
-            Kind::Cuda(stream) => Some(stream.as_ptr()),
-            _ => None,
-        }
+        self.as_cuda().map(|stream| stream.as_ptr())
     }
 
     /// A new stream with a thread of its own.

@@ -1,20 +1,13 @@
 //! The host backend: ranks of one machine, threads of one process or of several.
 //!
-//! A call of a rank comes in through [`backend`] and has these phases:
+//! A call of a rank comes in through [`backend`] and has these phases, which ARCHITECTURE.md follows
+//! step by step:
 //!
-//! 1. *Room.* The rank's slot keeps the headers of its latest calls. The rank waits until every
-//!    peer has read the header that the new one replaces.
-//! 2. *Header.* The rank posts a header in its slot: number, signature, and its input if that is
-//!    small, otherwise the locations of its buffers.
-//! 3. *Agreement.* The rank waits for the headers of those peers whose elements it takes, and
-//!    compares all headers that are there. A rank that only gives does not wait here.
-//! 4. *Transfer.* Small inputs are in the headers, or in eager memory, which has a place for each
-//!    header (`transfer/copies.rs`). Where peers reach each other's buffers they read and write
-//!    them in place (`transfer/direct.rs`): threads of one process, and processes in symmetric
-//!    memory. Other elements go through staging memory (`transfer/staged.rs`).
-//! 5. *End.* After a direct transfer the rank waits until no peer touches its buffers any more. A
-//!    rank that fails aborts all communicators of its abort domain, and waits for peers that are
-//!    inside a copy.
+//! 1. *Room.* The rank waits until every peer has read the header that its new one replaces.
+//! 2. *Header.* The rank posts a header: number, signature, and its input or where its buffers are.
+//! 3. *Agreement.* The rank waits for those peers whose elements it takes, and compares headers.
+//! 4. *Transfer.* The elements move in one of four ways, each a file of [`transfer`].
+//! 5. *End.* The rank waits until no peer touches its buffers any more.
 //!
 //! | folder or file | what is there |
 //! |---|---|

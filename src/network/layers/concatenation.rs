@@ -32,8 +32,26 @@ impl ConcatenationLayer {
         self.axis = axis;
         Ok(())
     }
+}
 
-    fn output_shape(&self, inputs: &[&Shape]) -> Result<Shape> {
+impl LayerOp for ConcatenationLayer {
+    fn kind(&self) -> &str {
+        "concatenation"
+    }
+
+    fn has_arity(&self, inputs: usize, outputs: usize) -> bool {
+        inputs > 0 && outputs == 1
+    }
+
+    fn check(&self) -> Result<()> {
+        check_axis(self.axis)
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        one_type(inputs).map(|data_type| vec![data_type])
+    }
+
+    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
         let (axis, first) = (self.axis, inputs[0]);
         let rank = first.dim_count();
         if axis >= rank {
@@ -63,29 +81,7 @@ impl ConcatenationLayer {
                 )
             })?;
         }
-        Shape::new(&dims[..rank])
-    }
-}
-
-impl LayerOp for ConcatenationLayer {
-    fn kind(&self) -> &str {
-        "concatenation"
-    }
-
-    fn has_arity(&self, inputs: usize, outputs: usize) -> bool {
-        inputs > 0 && outputs == 1
-    }
-
-    fn check(&self) -> Result<()> {
-        check_axis(self.axis)
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        one_type(inputs).map(|data_type| vec![data_type])
-    }
-
-    fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
-        self.output_shape(inputs).map(|shape| vec![shape])
+        Ok(vec![Shape::new(&dims[..rank])?])
     }
 
     fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {

@@ -19,41 +19,6 @@ pub struct SliceLayer {
     stride: Vec<i64>,
 }
 
-impl SliceLayer {
-    fn check_dim_counts(&self) -> Result<()> {
-        let SliceLayer { start, size, stride } = self;
-        if start.len() != size.len() || size.len() != stride.len() {
-            bail!(
-                InvalidArgument,
-                "start is {start:?}, size is {size:?} and stride is {stride:?}; they have a number for each dimension \
-                 of the input"
-            );
-        }
-        Ok(())
-    }
-
-    fn output_shape(&self, input: &Shape) -> Result<Shape> {
-        let SliceLayer { start, size, stride } = self;
-        self.check_dim_counts()?;
-        if size.len() != input.dim_count() {
-            bail!(InvalidShape, "start, size and stride have {} numbers, and the input is {input}", size.len());
-        }
-        for (dim, &len) in input.as_slice().iter().enumerate() {
-            let (first, count, step) = (i128::from(start[dim]), i128::from(size[dim]), i128::from(stride[dim]));
-            let last = first + (count - 1) * step;
-            let inside = 0..len as i128;
-            if count > 0 && !(inside.contains(&first) && inside.contains(&last)) {
-                bail!(
-                    InvalidShape,
-                    "dimension {dim} has {len} elements, with indices from 0 on, and the slice takes {count} from \
-                     index {first} to {last} (stride {step}); the input is {input}"
-                );
-            }
-        }
-        Dims::new(size)?.to_shape()
-    }
-}
-
 /// Checks what needs no input: not too many numbers, and none below 0 if a `rule` is against that.
 fn check_numbers(what: &str, numbers: &[i64], rule: Option<&str>) -> Result<()> {
     if numbers.len() > MAX_DIMS {
@@ -128,6 +93,18 @@ impl SliceLayer {
         self.stride = stride.to_vec();
         Ok(())
     }
+
+    fn check_dim_counts(&self) -> Result<()> {
+        let SliceLayer { start, size, stride } = self;
+        if start.len() != size.len() || size.len() != stride.len() {
+            bail!(
+                InvalidArgument,
+                "start is {start:?}, size is {size:?} and stride is {stride:?}; they have a number for each dimension \
+                 of the input"
+            );
+        }
+        Ok(())
+    }
 }
 
 impl LayerOp for SliceLayer {
@@ -143,7 +120,25 @@ impl LayerOp for SliceLayer {
     }
 
     fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
-        self.output_shape(inputs[0]).map(|shape| vec![shape])
+        let input = inputs[0];
+        let SliceLayer { start, size, stride } = self;
+        self.check_dim_counts()?;
+        if size.len() != input.dim_count() {
+            bail!(InvalidShape, "start, size and stride have {} numbers, and the input is {input}", size.len());
+        }
+        for (dim, &len) in input.as_slice().iter().enumerate() {
+            let (first, count, step) = (i128::from(start[dim]), i128::from(size[dim]), i128::from(stride[dim]));
+            let last = first + (count - 1) * step;
+            let inside = 0..len as i128;
+            if count > 0 && !(inside.contains(&first) && inside.contains(&last)) {
+                bail!(
+                    InvalidShape,
+                    "dimension {dim} has {len} elements, with indices from 0 on, and the slice takes {count} from \
+                     index {first} to {last} (stride {step}); the input is {input}"
+                );
+            }
+        }
+        Ok(vec![Dims::new(size)?.to_shape()?])
     }
 
     fn largest_index(&self) -> Option<i64> {
