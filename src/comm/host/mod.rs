@@ -6,7 +6,7 @@
 //! 1. *Room.* The rank waits until every peer has read the header that its new one replaces.
 //! 2. *Header.* The rank posts a header: number, signature, and its input or where its buffers are.
 //! 3. *Agreement.* The rank waits for those peers whose elements it takes, and compares headers.
-//! 4. *Transfer.* The elements move in one of four ways, each a file of [`transfer`].
+//! 4. *Transfer.* The elements move in one of four ways.
 //! 5. *End.* The rank waits until no peer touches its buffers any more.
 //!
 //! | folder or file | what is there |
