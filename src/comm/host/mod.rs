@@ -1,7 +1,7 @@
 //! The host backend: ranks of one machine, threads of one process or of several.
 //!
-//! A call of a rank comes in through [`backend`] and has these phases, which ARCHITECTURE.md follows
-//! step by step:
+//! A call of a rank comes in through [`backend`] and has these phases, which ARCHITECTURE.md
+//! follows step by step:
 //!
 //! 1. *Room.* The rank waits until every peer has read the header that its new one replaces.
 //! 2. *Header.* The rank posts a header: number, signature, and its input or where its buffers are.

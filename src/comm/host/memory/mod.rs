@@ -56,8 +56,8 @@ fn in_pieces(
     Ok(Ok(()))
 }
 
-/// Checks that a call goes on in which shared memory is `done`, such as "allocated": its deadline is
-/// not over, and the interrupt hook does not end it.
+/// Checks that a call goes on in which shared memory is `done`, such as "allocated": its deadline
+/// is not over, and the interrupt hook does not end it.
 pub(super) fn check_time(deadline: Instant, done: &str) -> Result<()> {
     let stopped = |stopped: Stopped| {
         let late = format_args!("shared memory was not {done} before the deadline");
