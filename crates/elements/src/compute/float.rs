@@ -127,6 +127,8 @@ impl<T: Float8> Float for T {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    use crate::compute::float_env::in_an_unusual_one;
     use crate::element::{F8E4M3, F8E5M2};
 
     /// Every finite value of a float8 format with its bits, by the format's definition.
@@ -182,6 +184,23 @@ mod tests {
             }
         }
         probes
+    }
+
+    #[test]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn the_types_own_conversions_need_no_environment() {
+        let probes = probes(&finite_values(4, 3, 0x7e)).into_iter().chain(probes(&finite_values(5, 2, 0x7b)));
+        let probes: Vec<f32> = probes.collect();
+        let convert = || {
+            let narrow = |x: &f32| (F8E4M3::from_f32(*x).to_bits(), F8E5M2::from_f32(*x).to_bits());
+            let widen = |bits| [F8E4M3::from_bits(bits).to_f32(), F8E5M2::from_bits(bits).to_f32()].map(f32::to_bits);
+            let narrowed: Vec<_> = probes.iter().map(narrow).collect();
+            (narrowed, (0..=u8::MAX).map(widen).collect::<Vec<_>>())
+        };
+        let expected = convert();
+        assert!(probes.iter().zip(&expected.0).all(|(x, (e4m3, _))| *e4m3 == F8E4M3::narrow(*x).to_bits()));
+        assert!(probes.iter().zip(&expected.0).all(|(x, (_, e5m2))| *e5m2 == F8E5M2::narrow(*x).to_bits()));
+        assert_eq!(in_an_unusual_one(convert), expected);
     }
 
     #[test]

@@ -56,12 +56,14 @@ macro_rules! float8 {
             /// Rounds to nearest even. What is beyond [`MAX`](Self::MAX) becomes that, infinity
             /// too; a NaN becomes [`NAN`](Self::NAN).
             pub const fn from_f32(x: f32) -> Self {
-                Self(FloatFormat::$type.narrow(x) as u8)
+                Self(FloatFormat::$type.narrow_anywhere(x) as u8)
             }
 
             /// The same number as float32.
             pub const fn to_f32(self) -> f32 {
-                FloatFormat::$type.widen(self.0 as u32)
+                // Made by the compiler: this thread's floating-point environment has no say.
+                const NUMBERS: [f32; 256] = FloatFormat::$type.numbers();
+                NUMBERS[self.0 as usize]
             }
 
             /// Whether it is a NaN.

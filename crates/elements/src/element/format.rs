@@ -3,8 +3,9 @@
 /// A format of `bits` bits, fewer of exponent and of mantissa than float32 has: a sign, then
 /// exponent, then mantissa.
 ///
-/// The conversions have no branches and no tables, so that the compiler makes vector instructions
-/// of loops over them. They need the default floating-point environment.
+/// [`widen`](Self::widen) and [`narrow`](Self::narrow) have no branches and no tables, so that the
+/// compiler makes vector instructions of loops over them. They need the default floating-point
+/// environment.
 pub(crate) struct FloatFormat {
     bits: u32,
     pub(crate) mantissa_bits: u32,
@@ -67,5 +68,33 @@ impl FloatFormat {
         let number = if rounded < self.largest { rounded } else { self.largest };
         let sign = (x.to_bits() >> 31) << (self.bits - 1);
         if magnitude > Self::INFINITY { self.quiet_nan } else { number | sign }
+    }
+
+    /// [`narrow`](Self::narrow), in any floating-point environment.
+    pub(crate) const fn narrow_anywhere(&self, x: f32) -> u32 {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        if magnitude >= self.smallest_normal() {
+            return self.narrow(x);
+        }
+        let dropped = 24 - self.mantissa_bits + (127 - self.bias) - (magnitude >> 23);
+        let sign = (x.to_bits() >> 31) << (self.bits - 1);
+        if dropped > 24 {
+            // Below half of the smallest number.
+            return sign;
+        }
+        let mantissa = magnitude & 0x7f_ffff | 1 << 23;
+        let half = (1 << (dropped - 1)) - 1 + (mantissa >> dropped & 1);
+        sign | (mantissa + half) >> dropped
+    }
+
+    /// The numbers of a format of 8 bits.
+    pub(crate) const fn numbers(&self) -> [f32; 256] {
+        let mut numbers = [0.0; 256];
+        let mut bits = 0;
+        while bits < 256 {
+            numbers[bits] = self.widen(bits as u32);
+            bits += 1;
+        }
+        numbers
     }
 }
