@@ -80,13 +80,17 @@ impl HostBackend {
 
     /// Begins a call: every call passes here once. Another thread of this rank may hold the lock
     /// until its own deadline.
-    fn enter(&self, deadline: Instant) -> Result<EnteredCall<'_>> {
+    fn enter(&self, deadline: Instant) -> Result<MutexGuard<'_, CallProgress>> {
         // First, because in a forked child the thread that held the lock does not exist
         // (invariant 21).
         self.check_process()?;
         // A call that is not made would leave the peers waiting, so this ends the communicator.
-        let progress = rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))?;
-        Ok(EnteredCall { backend: self, progress, deadline })
+        rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))
+    }
+
+    /// Begins a call of several collectives.
+    fn enter_several(&self, deadline: Instant) -> Result<EnteredCall<'_>> {
+        Ok(EnteredCall { backend: self, progress: self.enter(deadline)?, deadline })
     }
 
     /// Begins a message. Its peer may be a rank that made another collective than this one, in
@@ -130,29 +134,19 @@ impl HostBackend {
     ///
     /// As [`Backend::run`].
     pub(super) unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
-        let mut call = self.enter(request.deadline).map_err(|e| request.label(e))?;
+        let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { call.run(request) }
+        unsafe { self.run_entered(&mut progress, request) }
     }
-}
 
-/// A call of this rank that has entered: it has the rank's lock.
-struct EnteredCall<'a> {
-    backend: &'a HostBackend,
-    progress: MutexGuard<'a, CallProgress>,
-    deadline: Instant,
-}
-
-impl EnteredCall<'_> {
-    /// Runs one collective.
+    /// Runs one collective of a call that has entered.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run(&mut self, request: &Request<'_>) -> Result<()> {
-        let backend = self.backend;
-        backend.check_alive().map_err(|e| request.label(e))?;
-        let mut call = RunningCall::new(&backend.own, &mut self.progress, request);
+    unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
+        self.check_alive().map_err(|e| request.label(e))?;
+        let mut call = RunningCall::new(&self.own, progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
             let text = error.to_string();
@@ -160,10 +154,20 @@ impl EnteredCall<'_> {
             // The layer's name is this rank's. An error that every rank gets as it is comes
             // without.
             let reason = if is_shared(error.kind()) { text } else { error.to_string() };
-            backend.end_because(error, &reason)
+            self.end_because(error, &reason)
         })
     }
+}
 
+/// A call of several collectives, which no other call of the rank comes between: it has the rank's
+/// lock.
+struct EnteredCall<'a> {
+    backend: &'a HostBackend,
+    progress: MutexGuard<'a, CallProgress>,
+    deadline: Instant,
+}
+
+impl EnteredCall<'_> {
     /// Memory of `size` for `users` ranks, and its id. `first` allocates it and tells the others.
     /// All ranks make this call at once; a rank that is no user gives the id 0 to it.
     fn shared_memory(
@@ -246,7 +250,7 @@ impl EnteredCall<'_> {
     /// that an error of one is an error of all.
     fn leave_together(&mut self, purpose: Purpose) -> Result<()> {
         // SAFETY: without elements no buffer is used.
-        unsafe { self.run(&Request::barrier(purpose, self.deadline)) }
+        unsafe { self.backend.run_entered(&mut self.progress, &Request::barrier(purpose, self.deadline)) }
     }
 
     /// Gathers one number from every rank, in rank order.
@@ -255,7 +259,7 @@ impl EnteredCall<'_> {
         let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
         let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.run(&Request::new(call, sides, self.deadline))? };
+        unsafe { self.backend.run_entered(&mut self.progress, &Request::new(call, sides, self.deadline))? };
         Ok(all)
     }
 }
@@ -305,14 +309,14 @@ impl Backend for HostBackend {
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let mut call = self.enter(deadline)?;
+        let mut call = self.enter_several(deadline)?;
         let descendant = call.split_off(group).map_err(|error| self.end(error.about(|| "split".to_owned())))?;
         call.leave_together(Purpose::SPLIT)?;
         Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        let mut call = self.enter(deadline)?;
+        let mut call = self.enter_several(deadline)?;
         let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
         let free = i64::try_from(free).unwrap_or(i64::MAX);
         let all = call.gather_numbers(Purpose::ALLOCATE, free)?;
@@ -344,7 +348,7 @@ impl Backend for HostBackend {
         fill: Option<&mut Fill<'_>>,
         deadline: Instant,
     ) -> Result<ReadOnlyMemory> {
-        let mut call = self.enter(deadline)?;
+        let mut call = self.enter_several(deadline)?;
         // Other ranks wait for this one, so an error ends the communicator.
         let memory = call.filled_memory(purpose, byte_len, source, fill).map_err(|error| self.end(error))?;
         call.leave_together(purpose)?;
