@@ -318,6 +318,7 @@ impl<'a> Checked<'a> {
     /// # Safety
     ///
     /// As [`Backend::run`].
+    #[inline]
     pub(crate) unsafe fn run(&self) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {

@@ -56,6 +56,7 @@ impl ProcessGuard {
     /// # Errors
     ///
     /// `Unsupported`: this process was forked from it.
+    #[inline]
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         match self.is_current() {
             true => Ok(()),

@@ -80,6 +80,7 @@ impl HostBackend {
 
     /// Begins a call: every call passes here once. Another thread of this rank may hold the lock
     /// until its own deadline.
+    #[inline]
     fn enter(&self, deadline: Instant) -> Result<MutexGuard<'_, CallProgress>> {
         // First, because in a forked child the thread that held the lock does not exist
         // (invariant 21).
@@ -111,6 +112,7 @@ impl HostBackend {
     }
 
     /// The error that ended the communicator, if one did.
+    #[inline]
     fn check_alive(&self) -> Result<()> {
         self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
     }
@@ -133,6 +135,7 @@ impl HostBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
+    #[inline]
     pub(super) unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
         let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.

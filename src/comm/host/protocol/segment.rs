@@ -276,6 +276,7 @@ impl Segment {
     }
 
     /// Posts the header of this rank's call, and wakes its peers.
+    #[inline]
     pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
         self.slot(rank).post_header(sequence, signature, body);
         self.wake();
@@ -311,6 +312,7 @@ impl Segment {
         self.wake();
     }
 
+    #[inline]
     fn wake(&self) {
         self.domain.wake(self.members.iter().copied());
     }
@@ -338,6 +340,7 @@ impl Segment {
     }
 
     /// Whether a rank has come so far. If it has, what it wrote before is visible.
+    #[inline]
     pub(crate) fn has_reached(&self, rank: GroupRank, milestone: Milestone) -> bool {
         match milestone {
             Milestone::Posted(sequence) => self.slot(rank).call_header(sequence).is_some(),
@@ -358,6 +361,7 @@ impl Segment {
     }
 
     /// Whether a member has left or died without having come so far.
+    #[inline]
     pub(crate) fn has_lost(&self, milestone: Milestone) -> bool {
         self.has_gone() && self.lost_before(milestone).next().is_some()
     }
