@@ -152,7 +152,7 @@ impl Communicator {
         Communicator {
             order: order.descendant(),
             determinism,
-            process: self.process.clone(),
+            process: self.process,
             ..Self::new(Arc::from(backend), timeout)
         }
     }
