@@ -1,7 +1,7 @@
 //! Runs that are recorded into a CUDA graph and then replayed.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::ContextOptions;
@@ -38,7 +38,8 @@ pub(super) struct GraphPolicy {
     pub(super) is_collective: bool,
     /// The number of the context, the same on every rank.
     context: u32,
-    counts: Mutex<CudaGraphs>,
+    /// How many runs were recorded, were replayed, and were neither.
+    counts: [AtomicU64; 3],
 }
 
 impl Default for GraphPolicy {
@@ -49,8 +50,7 @@ impl Default for GraphPolicy {
 
 impl GraphPolicy {
     fn new(is_recording: bool, is_collective: bool, context: u32) -> Self {
-        let counts = CudaGraphs { capacity: MAX_RECORDINGS, recorded: 0, replayed: 0, plain: 0 };
-        GraphPolicy { is_recording, is_collective, context, counts: Mutex::new(counts) }
+        GraphPolicy { is_recording, is_collective, context, counts: Default::default() }
     }
 
     /// What the ranks' options, which are the same, and the communicator allow. Collective.
@@ -94,7 +94,8 @@ impl GraphPolicy {
     }
 
     pub(super) fn counts(&self) -> CudaGraphs {
-        *lock(&self.counts)
+        let [recorded, replayed, plain] = self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        CudaGraphs { capacity: MAX_RECORDINGS, recorded, replayed, plain }
     }
 }
 
@@ -156,22 +157,25 @@ impl Replays {
         (stream, deadline): (&Arc<CudaStream>, Instant),
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
-        let number = match self.decide((policy, control), (shapes, io), deadline)? {
+        let decision = self.decide((policy, control), (shapes, io), deadline)?;
+        let [recorded, replayed, plain] = &policy.counts;
+        let count = match decision {
+            Decision::Record(_) => recorded,
+            Decision::Replay(_) => replayed,
+            Decision::Plain(_) => plain,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        let number = match decision {
             Decision::Plain(number) => {
-                lock(&policy.counts).plain += 1;
                 self.kept[number].begin(shapes, io);
                 return layers(stream);
             }
             Decision::Record(number) => {
-                lock(&policy.counts).recorded += 1;
                 let recorded = self.record(communicator, stream, layers)?;
                 *lock(&self.kept[number].graph) = Some(recorded);
                 number
             }
-            Decision::Replay(number) => {
-                lock(&policy.counts).replayed += 1;
-                number
-            }
+            Decision::Replay(number) => number,
         };
         let mut graph = lock(&self.kept[number].graph);
         let graph = graph.as_mut().ok_or_else(|| error!(System, "the communicator has destroyed its graphs"))?;

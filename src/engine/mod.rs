@@ -213,7 +213,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// No such tensor or profile.
+    /// There is no such tensor or profile, or a plugin gives no shape for an output.
     pub fn profile_shapes(&self, name: &str, profile: usize) -> Result<[Shape; 3]> {
         let index = self.io_index(name)?;
         self.inner.check_profile(profile)?;

@@ -56,7 +56,7 @@ pub(crate) use rank_0::{Member, PeerGathering};
 
 use crate::error::{Error, ErrorKind};
 
-/// The protocol and its version: what both ends say first, and the first line of a rendezvous file.
+/// The protocol and its version: what both ends say first, and what a rendezvous file is of.
 pub(crate) const PROTOCOL: &str = "distcollective handshake 5";
 
 /// How long a connection may take until its hello has come.

@@ -32,14 +32,15 @@ fn crates() -> usize {
     text.lines().map(|line| line.trim_end_matches(" (*)")).collect::<BTreeSet<_>>().len()
 }
 
-/// The names of the structs, enums, unions and traits in a text, and whether each is `pub`.
+/// The names of the structs, enums, unions and traits in a text, and whether each is `pub`. The name
+/// that a macro takes is `$name`.
 fn types(text: &str) -> impl Iterator<Item = (&str, bool)> {
     text.lines().filter_map(|line| {
         let line = line.trim_start();
         let is_public = line.starts_with("pub ");
         let start = line.strip_prefix("pub").map_or(line, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
         let (kind, rest) = start.trim_start_matches("unsafe ").split_once(' ')?;
-        let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '$').unwrap_or(rest.len());
         (end > 0 && ["struct", "enum", "union", "trait"].contains(&kind)).then_some((&rest[..end], is_public))
     })
 }
@@ -53,7 +54,7 @@ fn texts_of(folder: &str) -> Vec<String> {
 fn shared_names<'a>(files: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for text in files {
-        let names: BTreeSet<_> = types(text).map(|(name, _)| name).collect();
+        let names: BTreeSet<_> = types(text).map(|(name, _)| name).filter(|name| !name.starts_with('$')).collect();
         names.into_iter().for_each(|name| *counts.entry(name).or_default() += 1);
     }
     counts.into_iter().filter(|(_, count)| *count > 1).map(|(name, _)| name).collect()

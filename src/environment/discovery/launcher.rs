@@ -171,7 +171,7 @@ impl Search<'_> {
         one: &'static LauncherVariables,
         other: &'static LauncherVariables,
     ) -> Option<&'static LauncherVariables> {
-        for ancestor in &self.system.ancestors {
+        for ancestor in self.system.ancestors() {
             ancestor.variables.as_ref()?;
             let has = |name: &str| ancestor.variable(name) == self.system.variable(name);
             let [has_one, has_other] = [one, other].map(|v| has(v.rank) && has(v.world_size));

@@ -103,7 +103,7 @@ impl Search<'_> {
             return None;
         }
         // Each machine has one of them.
-        let proxy = self.system.ancestors.iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
+        let proxy = self.system.ancestors().iter().find(|ancestor| ancestor.name == HYDRA_PROXY)?;
         let name = format!("{HYDRA_PROXY}={},{}", proxy.pid, proxy.start_time);
         Some((name, format!("the process {HYDRA_PROXY} that started the ranks")))
     }

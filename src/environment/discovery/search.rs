@@ -1,17 +1,19 @@
 //! Reading variables, with a list of all mistakes.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use crate::environment::process;
+use crate::environment::process::{self, ProcessStat};
 
 /// The variables and the ancestors of this process.
 #[derive(Default)]
 pub(in crate::environment) struct System {
     pub(super) variables: BTreeMap<OsString, OsString>,
-    /// The process that started this one, the one that started that, and so on.
-    pub(super) ancestors: Vec<Ancestor>,
+    /// The process that started this one, the one that started that, and so on. They are looked at
+    /// where the variables do not say enough.
+    pub(super) ancestors: OnceCell<Vec<Ancestor>>,
 }
 
 /// A process that started this one, directly or not.
@@ -27,13 +29,22 @@ pub(super) struct Ancestor {
 impl System {
     /// The system that this process runs on.
     pub(in crate::environment) fn this() -> Self {
-        let ancestors = process::ancestors().map(|(pid, stat)| Ancestor {
+        let mut variables = BTreeMap::new();
+        for (name, value) in std::env::vars_os() {
+            // Of a name that is there twice the first counts, as for getenv.
+            variables.entry(name).or_insert(value);
+        }
+        System { variables, ancestors: OnceCell::new() }
+    }
+
+    pub(super) fn ancestors(&self) -> &[Ancestor] {
+        let look = |(pid, stat): (u32, ProcessStat)| Ancestor {
             pid,
             name: stat.name,
             start_time: stat.start_time,
             variables: std::fs::read(format!("/proc/{pid}/environ")).ok(),
-        });
-        System { variables: std::env::vars_os().collect(), ancestors: ancestors.collect() }
+        };
+        self.ancestors.get_or_init(|| process::ancestors().map(look).collect())
     }
 
     pub(super) fn variable(&self, name: &str) -> Option<&OsStr> {

@@ -1,3 +1,4 @@
+use std::cell::OnceCell;
 use std::ffi::OsString;
 
 use super::rendezvous_point::HYDRA_PROXY;
@@ -7,7 +8,7 @@ use super::*;
 impl System {
     fn new(variables: &[(&str, &str)]) -> Self {
         let variables = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-        System { variables: variables.collect(), ancestors: Vec::new() }
+        System { variables: variables.collect(), ancestors: OnceCell::from(Vec::new()) }
     }
 
     /// The same below a process that was started with these variables.
@@ -15,8 +16,9 @@ impl System {
         let lines = |variables: &[(&str, &str)]| {
             variables.iter().flat_map(|(name, value)| format!("{name}={value}\0").into_bytes()).collect()
         };
-        let (name, pid) = (name.to_owned(), 100 + self.ancestors.len() as u32);
-        self.ancestors.push(Ancestor { pid, name, start_time: 5, variables: variables.map(lines) });
+        let ancestors = self.ancestors.get_mut().expect("`new` has set them");
+        let (name, pid) = (name.to_owned(), 100 + ancestors.len() as u32);
+        ancestors.push(Ancestor { pid, name, start_time: 5, variables: variables.map(lines) });
         self
     }
 }

@@ -233,7 +233,8 @@ fn content(file: &File) -> std::io::Result<(usize, Option<Announced>)> {
     let mut bytes = Vec::new();
     file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
     let announced = serde_json::from_slice(&bytes).ok();
-    Ok((bytes.len(), announced.filter(|found: &Announced| found.protocol == PROTOCOL)))
+    let is_ours = |found: &Announced| found.protocol == PROTOCOL && !found.hosts.is_empty();
+    Ok((bytes.len(), announced.filter(is_ours)))
 }
 
 fn not_regular(path: &Path) -> Error {

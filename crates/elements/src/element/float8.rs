@@ -196,6 +196,8 @@ mod tests {
             assert_eq!(e4m3.to_bits(), float8::F8E4M3::from_f32(x).to_bits(), "{x:e}");
             assert_eq!(e5m2.to_bits(), float8::F8E5M2::from_f32(x).to_bits(), "{x:e}");
         }
+        let nans = [0x7d, 0x7e, 0x7f, 0xfd].map(|bits| F8E5M2::from_bits(bits).to_f32().to_bits());
+        assert_eq!(nans, [0x7fc0_0000, 0x7fc0_0000, 0x7fc0_0000, 0xffc0_0000]);
         assert_eq!((F8E4M3::from_f32(-f32::NAN).to_bits(), F8E5M2::from_f32(-f32::NAN).to_bits()), (0x7f, 0x7e));
     }
 

@@ -87,12 +87,14 @@ impl FloatFormat {
         sign | (mantissa + half) >> dropped
     }
 
-    /// The numbers of a format of 8 bits.
+    /// The numbers of a format of 8 bits. Each NaN is the quiet one.
     pub(crate) const fn numbers(&self) -> [f32; 256] {
         let mut numbers = [0.0; 256];
         let mut bits = 0;
         while bits < 256 {
-            numbers[bits] = self.widen(bits as u32);
+            let number = self.widen(bits as u32);
+            let quiet = f32::from_bits((bits as u32 & 0x80) << 24 | 0x7fc0_0000);
+            numbers[bits] = if number.is_nan() { quiet } else { number };
             bits += 1;
         }
         numbers

@@ -133,7 +133,8 @@ fn not_received(call: &str, e: io::Error) -> Error {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             error!(DeadlineExceeded, "the other ranks did not come before the deadline").with_source(e)
         }
-        io::ErrorKind::Unsupported => another().with_source(e),
+        // A system call's error can be of this kind too.
+        io::ErrorKind::Unsupported if e.raw_os_error().is_none() => another().with_source(e),
         _ => caused_by(lost(), call, e),
     }
 }
