@@ -351,8 +351,8 @@ fn input_values(rank: Rank, columns: usize) -> Vec<f32> {
     (0..ROWS * columns).map(|i| ((i + 2 * rank.index()) % 3) as f32).collect()
 }
 
-/// The rows of the collective's output on a rank, by the README's table of operations; `None` if it
-/// does not write there. The tensors of the collective have [`ROWS`] columns.
+/// The rows of the collective's output on a rank, by the table in docs/src/operations.md; `None` if
+/// it does not write there. The tensors of the collective have [`ROWS`] columns.
 fn expected_rows(job: &Job, operation: CollectiveOperation, rank: Rank) -> Result<Option<Vec<f32>>> {
     let (Job { arguments, ranks: n, .. }, columns) = (job, job.columns(operation));
     let n = *n;

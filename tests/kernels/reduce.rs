@@ -24,7 +24,7 @@ fn reductions() -> impl Iterator<Item = (DataType, &'static str)> {
     pairs.filter(|pair| *pair != (DataType::Bool, "avg"))
 }
 
-/// The reduction of the ranks' elements, as the README's table defines it.
+/// The reduction of the ranks' elements, as the table in docs/src/operations.md defines it.
 fn reduced(data_type: DataType, operation: &str, elements: &[u64]) -> u64 {
     if let [element] = elements {
         return *element;
