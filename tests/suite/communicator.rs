@@ -130,7 +130,7 @@ fn a_root_that_gave_learns_of_a_disagreement_from_its_next_call() {
 }
 
 /// A late rank does not keep the others from comparing their calls. Otherwise they would touch each
-/// other's buffers in different calls (invariant 5 in ARCHITECTURE.md).
+/// other's buffers in different calls (invariant 5 in docs/src/internals.md).
 #[test]
 fn a_late_rank_hides_no_disagreement() {
     let meet = Arc::new(std::sync::Barrier::new(2));

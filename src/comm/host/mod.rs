@@ -18,7 +18,7 @@
 //! | `bootstrap`, `wire` | how processes find each other, and their messages |
 //! | `world`, `process_monitor` | what a process's ranks share; peers' deaths |
 //!
-//! ARCHITECTURE.md lists the invariants of the protocol by the numbers that comments cite.
+//! docs/src/internals.md lists the invariants of the protocol by the numbers that comments cite.
 
 mod arena;
 mod backend;

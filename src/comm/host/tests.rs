@@ -244,12 +244,12 @@ fn ranks_with_buffers_of_different_kinds_choose_the_same_transfer() {
     }
 }
 
-/// The numbers of the list in ARCHITECTURE.md count up from 1, comments cite no other number, and
-/// each invariant is cited.
+/// The numbers of the list in docs/src/internals.md count up from 1, comments cite no other number,
+/// and each invariant is cited.
 #[test]
 fn comments_cite_the_invariants_of_the_list() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Ok(text) = std::fs::read_to_string(root.join("ARCHITECTURE.md")) else {
+    let Ok(text) = std::fs::read_to_string(root.join("docs/src/internals.md")) else {
         return; // The packaged library comes without it.
     };
     let (_, list) = text.split_once("## Invariants of the shared-memory protocol").expect("the section");

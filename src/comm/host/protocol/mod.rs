@@ -1,5 +1,5 @@
 //! How the ranks of a communicator agree on a call, wait for each other and fail together.
-//! ARCHITECTURE.md lists the invariants, which comments here cite by their numbers.
+//! docs/src/internals.md lists the invariants, which comments here cite by their numbers.
 
 pub(super) mod abort_domain;
 pub(super) mod access_guard;
