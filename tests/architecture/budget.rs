@@ -32,8 +32,8 @@ fn crates() -> usize {
     text.lines().map(|line| line.trim_end_matches(" (*)")).collect::<BTreeSet<_>>().len()
 }
 
-/// The names of the structs, enums, unions and traits in a text, and whether each is `pub`. The name
-/// that a macro takes is `$name`.
+/// The names of the structs, enums, unions and traits in a text, and whether each is `pub`. The
+/// name that a macro takes is `$name`.
 fn types(text: &str) -> impl Iterator<Item = (&str, bool)> {
     text.lines().filter_map(|line| {
         let line = line.trim_start();
