@@ -28,9 +28,9 @@ pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Res
     let warning = |seconds| {
         format!("rank {rank} has waited for {seconds} s: rank 0 is at {endpoint}, but not all ranks have come there")
     };
-    match channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(deadline).warning(&warning)) {
-        Ok(WireMessage::Step(RendezvousMessage::Complete)) => Ok((channel, nonce)),
-        Err(e) if e.kind() == io::ErrorKind::TimedOut => bail!(
+    let error = match channel.receive(LONGEST_OF_MEMBER, &mut Wait::until(deadline).warning(&warning)) {
+        Ok(WireMessage::Step(RendezvousMessage::Complete)) => return Ok((channel, nonce)),
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => error!(
             DeadlineExceeded,
             "rank 0 is at {endpoint}, but not all of the other {} came there before the deadline",
             world_size - 1
@@ -40,9 +40,11 @@ pub(super) fn connect(endpoint: &Endpoint, participant: &Participant<'_>) -> Res
             // Rank 0 may take the rendezvous for complete. Then it learns of the error when it next
             // reads.
             send_end([&mut channel], &error);
-            Err(error)
+            error
         }
-    }
+    };
+    channel.shut_down();
+    Err(error)
 }
 
 /// Tries to find rank 0 until the deadline.
@@ -118,7 +120,7 @@ fn introduce_at(
     // The attempt is short; `find` logs a long wait.
     let mut waiting = Wait::until(attempt_until(deadline));
     let passing = |reason: &str| AttemptError::Passing(reason.to_owned());
-    let nonce = introduce(&mut channel, participant, key, instance, &mut waiting);
+    let nonce = introduce(&mut channel, participant, key, instance, &mut waiting).inspect_err(|_| channel.shut_down());
     let nonce = nonce.map_err(|obstacle| match obstacle {
         Obstacle::Connection(e) => e.into(),
         Obstacle::Failed(error) => error.into(),

@@ -8,13 +8,13 @@ mod interrupts;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket, sockopt};
+use rustix::net::{AddressFamily, SocketType, bind, getpeername, getsockname, socket, sockopt};
 use serde::Serialize;
 
 use super::exchange::LONGEST_OF_MEMBER;
@@ -238,13 +238,34 @@ fn missing_ranks_are_named() {
     assert!(message.starts_with(&begin) && message.contains("refused"), "{message}");
 }
 
+/// Copies, as a forked process has them, of this process's connections to the port.
+fn copies_of_connections_to(port: u16) -> Vec<OwnedFd> {
+    let numbers = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(|entry| {
+        entry.expect("an entry").file_name().to_str()?.parse().ok() //
+    });
+    let copies = numbers.filter_map(|number: i32| {
+        // SAFETY: it makes a new descriptor, or fails if there is none of this number.
+        let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+        // SAFETY: the descriptor is new.
+        (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
+    });
+    let is_to_port = |copy: &OwnedFd| {
+        let address = getpeername(copy).ok().flatten().and_then(|address| SocketAddr::try_from(address).ok());
+        address.is_some_and(|address| address.port() == port)
+    };
+    copies.filter(is_to_port).collect()
+}
+
 #[test]
 fn a_peer_whose_deadline_is_first_says_so() {
     let port = Port::free();
     scope(|scope| {
         let rank_0 = scope.spawn(|| Rendezvous::join(&port.endpoint, &participant(0, 3)).map(drop));
-        let (kind, message) =
-            error_of(Rendezvous::join(&port.endpoint, &Participant { deadline: shortly(), ..participant(1, 3) }));
+        let early = scope.spawn(|| {
+            error_of(Rendezvous::join(&port.endpoint, &Participant { deadline: shortly(), ..participant(1, 3) }))
+        });
+        let _copies = patiently(|| Some(copies_of_connections_to(port.number)).filter(|copies| !copies.is_empty()));
+        let (kind, message) = early.join().expect("no panic");
         assert_eq!(kind, ErrorKind::DeadlineExceeded);
         assert!(message.contains("not all of the other 2 came there before the deadline"), "{message}");
         // Its place is free again.
