@@ -1548,10 +1548,6 @@ dcl_status_t dcl_communicator_get_rank(dcl_communicator_t *communicator, int32_t
 /* Returns the number of ranks. [local, shared] */
 dcl_status_t dcl_communicator_get_world_size(dcl_communicator_t *communicator, int32_t *world_size);
 
-/* Returns this rank's number in the origin: the communicator from which this one was split, over
- * all steps. Error messages use these numbers. [local, shared] */
-dcl_status_t dcl_communicator_get_origin_rank(dcl_communicator_t *communicator, int32_t *rank);
-
 /* Copies out the backend's name: "host" or "nccl". [local, shared] */
 dcl_status_t dcl_communicator_get_backend(dcl_communicator_t *communicator, char *buffer,
                                           size_t capacity, size_t *length);
@@ -1637,9 +1633,9 @@ dcl_status_t dcl_communicator_enqueue_barrier(dcl_communicator_t *communicator,
  * [local, shared] */
 dcl_status_t dcl_communicator_get_stream(dcl_communicator_t *communicator, dcl_stream_t **stream);
 
-/* Copies out this communicator's ranks, in its order, as ranks of the origin (see
- * dcl_communicator_get_origin_rank): their global ranks. `capacity` and *length are numbers of
- * ranks. If `ranks` is NULL, the function writes only *length.
+/* Copies out this communicator's ranks, in its order, as ranks of the communicator from which it
+ * was split, over all steps: their global ranks. Error messages use these numbers. `capacity` and
+ * *length are numbers of ranks. If `ranks` is NULL, the function writes only *length.
  *
  * Errors: DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
 dcl_status_t dcl_communicator_get_global_ranks(dcl_communicator_t *communicator, int64_t *ranks,

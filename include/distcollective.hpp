@@ -687,9 +687,6 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
     Result<std::int32_t> get_world_size() const {
         return detail::output<std::int32_t>(dcl_communicator_get_world_size, get());
     }
-    Result<std::int32_t> get_origin_rank() const {
-        return detail::output<std::int32_t>(dcl_communicator_get_origin_rank, get());
-    }
     Result<std::string> get_backend() const {
         return detail::copy_out<std::string>(dcl_communicator_get_backend, get());
     }

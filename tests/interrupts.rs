@@ -171,7 +171,7 @@ fn a_wait_for_a_message_gives_it_back() {
     });
     let received = within_the_deadline(move || {
         peer.send(&[7i32], 0, 0).expect("there is room");
-        work.0.wait().expect("a message").content
+        work.0.wait().expect("a message").messages.remove(0)
     });
     assert_eq!(received.buffer.as_slice::<i32>().expect("of the host"), [7]);
 }

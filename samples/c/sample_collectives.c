@@ -106,11 +106,12 @@ static int run_all_operations(const struct rank *rank) {
 
 /* ---- Groups, streams, timeouts ---- */
 
-/* Adds up the origin ranks of a group's members. */
+/* Adds up the global ranks of a group's members. */
 static int sum_of_members(dcl_communicator_t *group, int64_t *sum) {
-    int32_t origin = -1;
-    CHECK(dcl_communicator_get_origin_rank(group, &origin));
-    int64_t own = origin;
+    int32_t rank = -1, global_rank = -1;
+    CHECK(dcl_communicator_get_rank(group, &rank));
+    CHECK(dcl_communicator_get_global_rank(group, rank, &global_rank));
+    int64_t own = global_rank;
     CHECK(dcl_all_reduce(group, &own, sum, 1, DCL_DATA_TYPE_INT64, DCL_REDUCE_SUM, NULL, NULL));
     return 0;
 }

@@ -13,6 +13,8 @@ mod output;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use distcollective::collective::Collective;
+use distcollective::comm::Operands;
 use distcollective::{Communicator, Environment, Error, ErrorKind, ReduceOperation, Result};
 
 use crate::output::{fail, print};
@@ -132,7 +134,8 @@ fn all_gather(communicator: &Communicator) -> Result<()> {
 /// The tensors are the ranks. Each rank is free to compute until it needs the sum.
 fn asynchronous(communicator: &Communicator) -> Result<()> {
     let rank = communicator.rank();
-    let work = communicator.all_reduce_async(vec![rank.0 as f32], ReduceOperation::Sum)?;
+    let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    let work = communicator.collective_async(sum, Operands::in_place(vec![rank.0 as f32]), &communicator.stream()?)?;
     let operands = work.wait()?;
     let sum = operands.output.expect("the work hands the buffer back");
     print(format!("Rank {rank} async all_reduce result: {:?}\n", sum.as_slice::<f32>()?[0]));

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
-pub use eager::{AsyncResult, Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
+pub use eager::{Message, Messages, Operands, RawCollective, RawMessage, Received, Source};
 pub use message::MAX_TAG;
 pub use transfer_path::TransferPath;
 
@@ -119,7 +119,7 @@ pub struct Communicator {
     determinism: Determinism,
     /// Of eager calls through this handle.
     wire_type: Option<WireType>,
-    /// The stream of asynchronous calls that name none, made for the first one.
+    /// Made at the first use.
     stream: Arc<Mutex<Option<Stream>>>,
     process: ProcessGuard,
 }
@@ -157,9 +157,8 @@ impl Communicator {
         }
     }
 
-    /// The communicator's own stream, on which [`all_reduce_async`](Self::all_reduce_async) and the
-    /// other asynchronous calls without a stream run: a [`worker`](Stream::worker). It is made at
-    /// the first use. Clones and handles of `with_timeout` share it; a group has its own.
+    /// The communicator's own stream: a [`worker`](Stream::worker), made at the first use. Clones
+    /// and handles of `with_timeout` share it; a group has its own.
     ///
     /// # Errors
     ///
@@ -184,9 +183,8 @@ impl Communicator {
         self.world_size
     }
 
-    /// This rank's number in the communicator from which this one was split, over all steps. Errors
-    /// name ranks by these numbers, so that a rank has one name everywhere.
-    pub fn origin_rank(&self) -> Rank {
+    /// This rank's [global rank](Self::global_ranks).
+    pub(crate) fn origin_rank(&self) -> Rank {
         self.origin(self.rank())
     }
 

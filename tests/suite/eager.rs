@@ -10,7 +10,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Collective;
-use distcollective::comm::{AsyncResult, Operands};
+use distcollective::comm::{Operands, RawCollective};
+use distcollective::stream::{EnqueueError, Work};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation};
 use ndarray::{ArrayD, IxDyn};
 
@@ -50,26 +51,43 @@ fn start(
     operation: CollectiveOperation,
     data_type: DataType,
     input: &[u64],
-) -> AsyncResult {
+) -> Result<Work<Operands>, EnqueueError<Operands>> {
     let n = communicator.world_size() as usize;
     let root = Rank(n as u32 - 1);
     let is_root = communicator.rank() == root;
     let mut buffer = Buffer::zeroed(data_type, [input.len() as i64]).expect("a buffer");
     buffer.write(0, &to_bytes(data_type, input.iter().copied())).expect("as long");
     let zeros = |elements: usize| Buffer::zeroed(data_type, [elements as i64]).expect("a buffer");
-    match operation {
-        CollectiveOperation::AllReduce => communicator.all_reduce_async(buffer, SUM),
-        CollectiveOperation::AllGather => communicator.all_gather_async(buffer, zeros(n * input.len())),
-        CollectiveOperation::Broadcast => communicator.broadcast_async(buffer, root),
-        CollectiveOperation::Reduce => communicator.reduce_async(buffer, SUM, root),
-        CollectiveOperation::ReduceScatter => communicator.reduce_scatter_async(buffer, zeros(input.len() / n), SUM),
-        CollectiveOperation::AllToAll => communicator.all_to_all_async(buffer, zeros(input.len())),
-        CollectiveOperation::Gather => communicator.gather_async(buffer, is_root.then(|| zeros(n * input.len())), root),
+    let (whole, block) = (|| zeros(n * input.len()), || zeros(input.len() / n));
+    let (collective, operands) = match operation {
+        CollectiveOperation::AllReduce => (Collective::AllReduce { reduce_op: SUM }, Operands::in_place(buffer)),
+        CollectiveOperation::AllGather => (Collective::AllGather, Operands::new(buffer, whole())),
+        CollectiveOperation::Broadcast => (Collective::Broadcast { root }, Operands::in_place(buffer)),
+        CollectiveOperation::Reduce => (Collective::Reduce { reduce_op: SUM, root }, Operands::in_place(buffer)),
+        CollectiveOperation::ReduceScatter => {
+            (Collective::ReduceScatter { reduce_op: SUM }, Operands::new(buffer, block()))
+        }
+        CollectiveOperation::AllToAll => (Collective::AllToAll, Operands::new(buffer, zeros(input.len()))),
+        CollectiveOperation::Gather => (Collective::Gather { root }, Operands::new(buffer, is_root.then(whole))),
         CollectiveOperation::Scatter => {
-            communicator.scatter_async(is_root.then_some(buffer), zeros(input.len() / n), root)
+            (Collective::Scatter { root }, Operands::new(is_root.then_some(buffer), block()))
         }
         other => panic!("{other} is new"),
-    }
+    };
+    communicator.collective_async(collective, operands, &communicator.stream().expect("a thread"))
+}
+
+/// A barrier on the communicator's own stream.
+fn begin_barrier(communicator: &Communicator) -> Work<RawCollective> {
+    let stream = communicator.stream().expect("a thread");
+    communicator.enqueue_barrier(&stream).expect("the communicator works")
+}
+
+/// An all_reduce of one number on the communicator's own stream.
+fn begin_sum(communicator: &Communicator, number: i32) -> Work<Operands> {
+    let (sum, operands) = (Collective::AllReduce { reduce_op: SUM }, Operands::in_place(vec![number]));
+    let work = communicator.collective_async(sum, operands, &communicator.stream().expect("a thread"));
+    work.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Compares the asynchronous form of every operation with the reference. All are started before the
@@ -109,7 +127,7 @@ fn asynchronous_forms_match() {
 #[test]
 fn an_asynchronous_barrier_ends_when_every_rank_has_come() {
     on_ranks(2, |communicator| {
-        let work = communicator.barrier_async().expect("a thread");
+        let work = begin_barrier(&communicator);
         if communicator.rank().0 == 0 {
             // Rank 1 comes to the next call only after this rank has seen its own work.
             work.wait().expect("rank 1 comes");
@@ -121,7 +139,7 @@ fn an_asynchronous_barrier_ends_when_every_rank_has_come() {
         // Alone, this rank's work does not end.
         let signal = communicator.split(Some(0), 0).expect("a split").expect("a color");
         if communicator.rank().0 == 0 {
-            let work = communicator.barrier_async().expect("a thread");
+            let work = begin_barrier(&communicator);
             let pending = work.wait_timeout(Duration::from_millis(20)).expect_err("rank 1 has not come");
             assert!(!pending.is_done() && pending.exception().is_none());
             signal.barrier().expect("rank 1 comes");
@@ -145,7 +163,7 @@ fn a_communicator_has_one_stream() {
         }
         let (sender, receiver) = std::sync::mpsc::channel();
         let waker = Waker::from(Arc::new(Tell(sender)));
-        let mut future = communicator.barrier_async().expect("a thread").into_future();
+        let mut future = begin_barrier(communicator).into_future();
         let polled = std::pin::Pin::new(&mut future).poll(&mut Context::from_waker(&waker));
         assert!(polled.is_pending(), "rank 1 waits for the signal");
         signal.barrier().expect("rank 1 comes");
@@ -174,7 +192,9 @@ fn a_communicator_has_one_stream() {
 #[test]
 fn wrong_arguments_come_back_with_the_buffers() {
     on_ranks(1, |communicator| {
-        let failed = communicator.broadcast_async(vec![1i32, 2], 3).expect_err("there is no rank 3");
+        let (broadcast, stream) = (Collective::Broadcast { root: Rank(3) }, communicator.stream().expect("a thread"));
+        let failed = communicator.collective_async(broadcast, Operands::in_place(vec![1i32, 2]), &stream);
+        let failed = failed.expect_err("there is no rank 3");
         assert_eq!(failed.error.to_string(), "rank 0: broadcast: root 3 is not one of 1 rank");
         assert_eq!(failed.operands.output.expect("the buffer").as_slice::<i32>().expect("int32"), [1, 2]);
         communicator.barrier().expect("the communicator works");
@@ -188,7 +208,7 @@ fn the_error_of_work_is_told_without_taking_it() {
             drop(communicator);
             return;
         }
-        let work = communicator.all_reduce_async(vec![1i32], SUM).expect("a thread");
+        let work = begin_sum(&communicator, 1);
         let end = Instant::now() + DEADLINE;
         while !work.is_done() {
             assert!(work.exception().is_none() && Instant::now() < end, "the work ends");
@@ -200,7 +220,7 @@ fn the_error_of_work_is_told_without_taking_it() {
         let waited = Error::from(work.wait().expect_err("rank 1 has left"));
         assert_eq!([told.to_string(), again.to_string()], [waited.to_string(), waited.to_string()]);
     });
-    let work = Communicator::in_process(1).expect("a rank").remove(0).barrier_async().expect("a thread");
+    let work = begin_barrier(&Communicator::in_process(1).expect("a rank")[0]);
     let work = work.wait_timeout(DEADLINE).expect("it ends");
     work.expect("well");
 }
@@ -223,7 +243,7 @@ fn work_wakes_the_task_that_polled_last_and_once() {
             return communicator.barrier().expect("rank 0 comes");
         }
         let group = communicator.split(Some(0), 0).expect("rank 1 comes").expect("a color");
-        let mut future = communicator.barrier_async().expect("a thread").into_future();
+        let mut future = begin_barrier(&communicator).into_future();
         let counts = [(); 2].map(|()| Arc::new(Count::default()));
         for count in &counts {
             let waker = Waker::from(Arc::clone(count));
@@ -269,10 +289,10 @@ impl WhenStored {
 fn work_that_ends_while_its_waker_is_stored_is_ready() {
     on_ranks(1, |_| {
         let [rank, peer] = Communicator::in_process(2).expect("ranks").try_into().expect("two");
-        let mut future = rank.barrier_async().expect("a thread").into_future();
+        let mut future = begin_barrier(&rank).into_future();
         let waker = WhenStored::waker(move || {
             // When the second barrier has begun, the stream has nothing to do with the first.
-            let second = rank.barrier_async().expect("a thread");
+            let second = begin_barrier(&rank);
             (0..2).for_each(|_| peer.barrier().expect("rank 0 comes"));
             second.wait().expect("rank 1 comes");
         });
@@ -286,7 +306,7 @@ fn work_that_ends_while_its_waker_is_stored_is_ready() {
 fn no_wake_up_is_lost() {
     on_ranks(2, |communicator| {
         for round in 0..500i32 {
-            let work = communicator.all_reduce_async(vec![round], SUM).expect("a thread");
+            let work = begin_sum(&communicator, round);
             let operands = block_on(work.into_future()).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(sum(operands), 2 * round);
         }
@@ -305,7 +325,7 @@ fn an_error_reaches_the_task_that_waits() {
             communicator.abort("no more data").expect("not a fork");
             return ErrorKind::Aborted;
         }
-        let work = communicator.barrier_async().expect("a thread");
+        let work = begin_barrier(&communicator);
         block_on(work.into_future()).expect_err("rank 1 ends it").error.kind()
     });
     assert_eq!(kinds, [ErrorKind::Aborted; 2]);
@@ -540,6 +560,10 @@ pub fn lists_match(communicator: &Communicator) {
 /// Compares the list forms with those on one tensor.
 pub fn lists_match_on_host_tensors(communicator: &Communicator) {
     let (n, rank) = (communicator.world_size() as usize, communicator.rank().index());
+    let run = |collective, operands| {
+        let work = communicator.collective_async(collective, operands, &communicator.stream().expect("a thread"));
+        work.unwrap_or_else(|error| panic!("{error}")).wait().expect("a list")
+    };
     // In a header, in one access, and in several.
     for len in [0, 1, 3, 100, 40_000] {
         let input: Vec<i32> = (0..len).map(|i| (i * n + rank) as i32).collect();
@@ -562,20 +586,20 @@ pub fn lists_match_on_host_tensors(communicator: &Communicator) {
 
             // The same with buffers of the work.
             let buffers = |lists: &[Vec<i32>]| lists.iter().map(|list| Buffer::from(list.clone())).collect::<Vec<_>>();
-            let zeros = buffers(&lists());
-            let work = communicator.gather_list_async(input.clone(), is_root.then_some(zeros), root as u32);
-            let gathered = work.expect("a thread").wait().expect("a list").list.expect("it comes back");
-            let sent = is_root.then(|| buffers(&expected));
-            let work = communicator.scatter_list_async(sent, vec![-1i32; len], root as u32);
-            let own = work.expect("a thread").wait().expect("a list").output.expect("it comes back");
+            let of_root = |lists: &[Vec<i32>]| if is_root { buffers(lists) } else { Vec::new() };
+            let operands = Operands::with_list(Buffer::from(input.clone()), None, of_root(&lists()));
+            let gathered = run(Collective::Gather { root: Rank(root as u32) }, operands).list.expect("it comes back");
+            let operands = Operands::with_list(None, Buffer::from(vec![-1i32; len]), of_root(&expected));
+            let own = run(Collective::Scatter { root: Rank(root as u32) }, operands).output.expect("it comes back");
             assert_eq!(own.as_slice::<i32>().expect("int32"), expected[rank]);
             assert_eq!(gathered.len(), if is_root { n } else { 0 });
             for (got, want) in gathered.iter().zip(&expected) {
                 assert_eq!(got.as_slice::<i32>().expect("int32"), want);
             }
         }
-        let work = communicator.all_gather_list_async(input, lists().into_iter().map(Buffer::from).collect());
-        let gathered = work.expect("a thread").wait().expect("a list").list.expect("it comes back");
+        let zeros = lists().into_iter().map(Buffer::from).collect();
+        let operands = Operands::with_list(Buffer::from(input), None, zeros);
+        let gathered = run(Collective::AllGather, operands).list.expect("it comes back");
         for (got, want) in gathered.iter().zip(&expected) {
             assert_eq!(got.as_slice::<i32>().expect("int32"), want);
         }

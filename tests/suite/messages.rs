@@ -108,7 +108,7 @@ pub fn play(role: &str, communicator: &Communicator) {
             let messages =
                 vec![Message::send(vec![rank.0 as i32; 5000], next, 0), Message::recv(vec![0; 5000], before, 0)];
             let work = communicator.batch_isend_irecv(messages).expect("right arguments");
-            let messages = work.wait().expect("an exchange").content;
+            let messages = work.wait().expect("an exchange").messages;
             assert_eq!(messages[1].buffer.as_slice::<i32>().expect("int32"), [before.0 as i32; 5000]);
         }
         "messages: exchange in symmetric memory" => exchange_all(communicator, true),
@@ -486,8 +486,8 @@ fn a_receive_ends_with_a_message_that_came_before_it() {
             let mut second = [0i32];
             communicator.recv(&mut second, 1, 2).expect("the second message");
             let first = communicator.irecv(vec![0i32], 1, 1).expect("right arguments");
-            let first = first.wait().expect("the first message").content.buffer;
-            assert_eq!((first.as_slice::<i32>().expect("int32")[0], second[0]), (1, 2));
+            let first = first.wait().expect("the first message").messages.remove(0);
+            assert_eq!((first.buffer.as_slice::<i32>().expect("int32")[0], second[0]), (1, 2));
         }
         communicator.barrier().expect("a barrier");
     });

@@ -290,13 +290,13 @@ fn eager_calls(communicator: &Communicator) -> Result<()> {
     let mut first = [rank as i32];
     group.broadcast(&mut first, Rank(0))?;
     assert_eq!(first[0] as u32, halves[0].0);
-    assert_eq!(group.origin_rank(), communicator.rank());
+    assert_eq!(group.global_rank(group.rank())?, communicator.rank());
     group.finalize()?;
     // A group without ranks is a collective call too.
     assert!(communicator.new_group([] as [Rank; 0])?.is_none());
     // This color does not fit into NCCL's signed colors.
     let all = communicator.split(Some(u32::MAX), i32::MAX - rank as i32)?.expect("a color");
-    assert_eq!((all.rank().0, all.origin_rank()), (n - 1 - rank, communicator.rank()));
+    assert_eq!((all.rank().0, all.global_rank(all.rank())?), (n - 1 - rank, communicator.rank()));
     let mut own = [all.rank().0 as i32];
     all.all_reduce(&mut own, ReduceOperation::Max)?;
     assert_eq!(own[0] as u32, n - 1);

@@ -146,9 +146,9 @@ fn step() -> impl Strategy<Value = Step> {
 enum Started {
     Operands(Box<Work<Operands>>, Expected),
     Barrier(Box<Work<RawCollective>>),
-    Batch(Box<Work<Messages<Vec<Message>>>>, Arriving),
-    Receive(Box<Work<Messages<Message>>>, Arriving),
-    Send(Box<Work<Messages<Message>>>),
+    Batch(Box<Work<Messages>>, Arriving),
+    Receive(Box<Work<Messages>>, Arriving),
+    Send(Box<Work<Messages>>),
 }
 
 /// A message that is received, as bits.
@@ -483,13 +483,13 @@ fn finish(started: Started, is_async: bool) {
         }
         Started::Barrier(work) => drop(result(*work, is_async)),
         Started::Batch(work, arriving) => {
-            let messages = result(*work, is_async).content;
-            assert_eq!(messages[0].received(), None);
-            arriving.check(messages[1].received(), &messages[1].buffer);
+            let done = result(*work, is_async);
+            assert_eq!(done.received()[0], None);
+            arriving.check(done.received()[1], &done.messages[1].buffer);
         }
         Started::Receive(work, arriving) => {
-            let message = result(*work, is_async).content;
-            arriving.check(message.received(), &message.buffer);
+            let done = result(*work, is_async);
+            arriving.check(done.received()[0], &done.messages[0].buffer);
         }
         Started::Send(work) => assert_eq!(result(*work, is_async).received(), [None]),
     }

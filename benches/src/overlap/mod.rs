@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use compute::Computation;
+use distcollective::collective::Collective;
+use distcollective::comm::Operands;
 use distcollective::{Buffer, Communicator, DataType, Environment, Error, ErrorKind, ReduceOperation, Result};
 use serde_json::json;
 
@@ -57,7 +59,8 @@ impl Measurement<'_> {
         let tensor = self.tensor.take().ok_or_else(|| Error::new(ErrorKind::System, "the tensor is lost"))?;
         self.communicator.barrier()?;
         let start = Instant::now();
-        let all_reduce = self.communicator.all_reduce_async(tensor, ReduceOperation::Max)?;
+        let (max, stream) = (Collective::AllReduce { reduce_op: ReduceOperation::Max }, self.communicator.stream()?);
+        let all_reduce = self.communicator.collective_async(max, Operands::in_place(tensor), &stream)?;
         work.run(steps);
         let computed = milliseconds(start.elapsed());
         self.tensor = all_reduce.wait()?.output;

@@ -196,11 +196,6 @@ extern "C" fn dcl_communicator_get_world_size(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_origin_rank(communicator: Handle<CCommunicator>, rank: OutPointer<i32>) -> Status {
-    call(|| number(communicator, rank, "rank", |communicator| communicator.origin_rank().0))
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_get_backend(
     communicator: Handle<CCommunicator>,
     buffer: TextBuffer,

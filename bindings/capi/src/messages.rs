@@ -74,7 +74,7 @@ impl CMessage {
         let (communicator, message, output) = (communicator.get()?, self.to_raw()?, work.check("work")?);
         // SAFETY: the header requires memory that is long enough, and that the caller leaves alone
         // until the work is done.
-        let work = unsafe { communicator.communicator.enqueue_message(&message)? };
+        let work = unsafe { communicator.communicator.enqueue_messages(&[message])? };
         output.set(CWork::handle(AnyWork::Messages(work)));
         Ok(())
     }

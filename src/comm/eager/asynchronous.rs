@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::collective::{Collective, ReduceOperation};
+use crate::collective::Collective;
 use crate::comm::{Communicator, RawCollective};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
@@ -38,146 +38,37 @@ impl Operands {
     }
 
     /// One buffer for both input and output of all_reduce, broadcast or reduce.
-    pub fn in_place(buffer: Buffer) -> Self {
-        Operands::new(None, buffer)
+    pub fn in_place(buffer: impl Into<Buffer>) -> Self {
+        Operands::new(None, buffer.into())
     }
 }
 
-/// What an asynchronous call gives: the work, or an error with the buffers.
-pub type AsyncResult<T = Operands> = Result<Work<T>, EnqueueError<T>>;
-
-/// # Asynchronous collectives
-///
-/// These calls return at once. The work owns the buffers, and [`Work::wait`] hands them back, or
-/// `.await` in an `async` function. It runs on the communicator's own
-/// [`stream`](Communicator::stream); [`collective_async`](Self::collective_async) takes another
-/// one. On GPUs the tensors may be in host memory too, and what a program has enqueued on a tensor
-/// on CUDA streams of its own has to be done before the call.
-///
-/// ```
-/// use distcollective::{Communicator, ReduceOperation};
-///
-/// let results = Communicator::spawn(2, |communicator| {
-///     let loss = vec![communicator.rank().0 as f32, 1.0];
-///     let work = communicator.all_reduce_async(loss, ReduceOperation::Sum)?;
-///     // Compute something else here.
-///     let operands = work.wait()?;
-///     Ok(operands.output.unwrap().as_slice::<f32>()?.to_vec())
-/// })?;
-/// assert_eq!(results, [[1.0, 2.0], [1.0, 2.0]]);
-/// # Ok::<(), distcollective::Error>(())
-/// ```
-///
-/// Lengths, and what each call does, are those of the blocking call of the same name. All are
-/// collective and follow the contract of [`Communicator`]; calls on the own stream and blocking
-/// ones run in the order in which the rank makes them. Errors of arguments come from the call, with
-/// the buffers; so does the error that the operating system gives no thread for the stream. All
-/// others come from [`Work::wait`].
 impl Communicator {
-    /// [`all_reduce`](Self::all_reduce) of a buffer that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn all_reduce_async(&self, buffer: impl Into<Buffer>, reduce_op: ReduceOperation) -> AsyncResult {
-        self.start(Collective::AllReduce { reduce_op }, Operands::in_place(buffer.into()))
-    }
-
-    /// [`all_gather`](Self::all_gather) of buffers that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn all_gather_async(&self, input: impl Into<Buffer>, output: impl Into<Buffer>) -> AsyncResult {
-        self.start(Collective::AllGather, Operands::new(input.into(), output.into()))
-    }
-
-    /// [`broadcast`](Self::broadcast) of a buffer that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn broadcast_async(&self, buffer: impl Into<Buffer>, root: impl Into<Rank>) -> AsyncResult {
-        self.start(Collective::Broadcast { root: root.into() }, Operands::in_place(buffer.into()))
-    }
-
-    /// [`reduce`](Self::reduce) of a buffer that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn reduce_async(
-        &self,
-        buffer: impl Into<Buffer>,
-        reduce_op: ReduceOperation,
-        root: impl Into<Rank>,
-    ) -> AsyncResult {
-        self.start(Collective::Reduce { reduce_op, root: root.into() }, Operands::in_place(buffer.into()))
-    }
-
-    /// [`reduce_scatter`](Self::reduce_scatter) of buffers that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn reduce_scatter_async(
-        &self,
-        input: impl Into<Buffer>,
-        output: impl Into<Buffer>,
-        reduce_op: ReduceOperation,
-    ) -> AsyncResult {
-        self.start(Collective::ReduceScatter { reduce_op }, Operands::new(input.into(), output.into()))
-    }
-
-    /// [`all_to_all`](Self::all_to_all) of buffers that the work owns.
-    #[doc = include_str!("errors.md")]
-    pub fn all_to_all_async(&self, input: impl Into<Buffer>, output: impl Into<Buffer>) -> AsyncResult {
-        self.start(Collective::AllToAll, Operands::new(input.into(), output.into()))
-    }
-
-    /// [`gather`](Self::gather) of buffers that the work owns. Ranks other than the root may give
-    /// `None` for the output.
-    #[doc = include_str!("errors.md")]
-    pub fn gather_async(
-        &self,
-        input: impl Into<Buffer>,
-        output: impl Into<Option<Buffer>>,
-        root: impl Into<Rank>,
-    ) -> AsyncResult {
-        self.start(Collective::Gather { root: root.into() }, Operands::new(input.into(), output))
-    }
-
-    /// [`scatter`](Self::scatter) of buffers that the work owns. Ranks other than the root may give
-    /// `None` for the input.
-    #[doc = include_str!("errors.md")]
-    pub fn scatter_async(
-        &self,
-        input: impl Into<Option<Buffer>>,
-        output: impl Into<Buffer>,
-        root: impl Into<Rank>,
-    ) -> AsyncResult {
-        self.start(Collective::Scatter { root: root.into() }, Operands::new(input, output.into()))
-    }
-
-    /// [`barrier`](Self::barrier) without waiting: the work ends when every rank has come to it.
-    ///
-    /// # Errors
-    ///
-    /// The operating system gives no thread. All others come from [`Work::wait`].
-    pub fn barrier_async(&self) -> Result<Work<RawCollective>> {
-        self.enqueue_barrier(&self.stream()?)
-    }
-
-    /// Enqueues a collective on the communicator's own stream.
-    pub(super) fn start(&self, collective: Collective<Rank>, operands: Operands) -> AsyncResult {
-        match self.stream() {
-            Ok(stream) => self.collective_async(collective, operands, &stream),
-            Err(error) => Err(EnqueueError::new(error, operands)),
-        }
-    }
-
-    /// [`collective`](Self::collective) on a stream, with buffers that the work owns and hands
-    /// back.
+    /// Begins any of the eight operations on a stream, with buffers that the work owns, and returns
+    /// at once. [`Work::wait`] hands the buffers back, and so does `.await` in an `async` function.
+    /// Lengths, and what the call does, are those of the blocking call of the same name. On the
+    /// communicator's [own stream](Self::stream), calls and blocking ones run in the order in which
+    /// the rank makes them. Collective.
     ///
     /// ```
     /// use distcollective::collective::Collective;
     /// use distcollective::comm::Operands;
-    /// use distcollective::{Communicator, ReduceOperation, Stream};
+    /// use distcollective::{Communicator, ReduceOperation};
     ///
-    /// let communicator = Communicator::in_process(1)?.remove(0);
-    /// let stream = Stream::worker()?;
-    /// let operands = Operands::in_place(vec![1.0f32, 2.0].into());
-    /// let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-    /// let work = communicator.collective_async(collective, operands, &stream)?;
-    /// let operands = work.wait()?;
-    /// assert_eq!(operands.output.unwrap().as_slice::<f32>()?, [1.0, 2.0]);
+    /// let results = Communicator::spawn(2, |communicator| {
+    ///     let losses = Operands::in_place(vec![communicator.rank().0 as f32, 1.0]);
+    ///     let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+    ///     let work = communicator.collective_async(sum, losses, &communicator.stream()?)?;
+    ///     // Compute something else here.
+    ///     let losses = work.wait()?;
+    ///     Ok(losses.output.unwrap().as_slice::<f32>()?.to_vec())
+    /// })?;
+    /// assert_eq!(results, [[1.0, 2.0], [1.0, 2.0]]);
     /// # Ok::<(), distcollective::Error>(())
     /// ```
+    ///
+    /// On GPUs the tensors may be in host memory too, and what a program has enqueued on a tensor
+    /// on CUDA streams of its own has to be done before the call.
     ///
     /// Errors come with the buffers: those of arguments and buffers from this call, all others from
     /// [`Work::wait`].
@@ -187,7 +78,7 @@ impl Communicator {
         collective: Collective<Rank>,
         mut operands: Operands,
         stream: &Stream,
-    ) -> AsyncResult {
+    ) -> Result<Work<Operands>, EnqueueError<Operands>> {
         match self.own_task(collective, &mut operands, stream) {
             Ok(task) => {
                 operands.task = task;

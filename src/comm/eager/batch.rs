@@ -24,23 +24,17 @@ pub struct Message {
     dst: Option<Rank>,
     src: Source,
     tag: u32,
-    received: Option<Received>,
 }
 
 impl Message {
     /// A message to rank `dst`.
     pub fn send(buffer: impl Into<Buffer>, dst: impl Into<Rank>, tag: u32) -> Self {
-        Message { buffer: buffer.into(), dst: Some(dst.into()), src: Source::Any, tag, received: None }
+        Message { buffer: buffer.into(), dst: Some(dst.into()), src: Source::Any, tag }
     }
 
     /// A message from a rank, or from any: `None`.
     pub fn recv(buffer: impl Into<Buffer>, src: impl Into<Source>, tag: u32) -> Self {
-        Message { buffer: buffer.into(), dst: None, src: src.into(), tag, received: None }
-    }
-
-    /// What has been received; `None` for a send, and before the message has ended.
-    pub fn received(&self) -> Option<Received> {
-        self.received
+        Message { buffer: buffer.into(), dst: None, src: src.into(), tag }
     }
 
     fn raw(&mut self) -> RawTensor {
@@ -69,28 +63,19 @@ pub struct RawMessage {
     pub tag: u32,
 }
 
-/// Messages that have begun together, and what they own: nothing, one [`Message`] or several.
+/// Messages that have begun together. On raw addresses they own nothing.
 #[derive(Debug)]
-pub struct Messages<T = ()> {
-    /// What the messages own, in the order in which they were given.
-    pub content: T,
+pub struct Messages {
+    /// The messages, in the order in which they were given.
+    pub messages: Vec<Message>,
     call: Option<MessageCall>,
     received: Vec<Option<Received>>,
-    /// Tells the content what has been received.
-    tell: Tell<T>,
 }
 
-type Tell<T> = fn(&mut T, &[Option<Received>]);
-
-impl<T> Messages<T> {
-    /// What each message has received; `None` for a send, and after an error.
+impl Messages {
+    /// What each message has received; `None` for a send, and before it has ended.
     pub fn received(&self) -> &[Option<Received>] {
         &self.received
-    }
-
-    fn set_received(&mut self, received: Vec<Option<Received>>) {
-        (self.tell)(&mut self.content, &received);
-        self.received = received;
     }
 }
 
@@ -118,7 +103,7 @@ impl Communicator {
     ///     let receiving = communicator.irecv(vec![0.0f32; 100_000], other, 0)?;
     ///     // Compute something else here.
     ///     let received = receiving.wait()?;
-    ///     assert_eq!(received.content.buffer.as_slice::<f32>()?[0], other as f32);
+    ///     assert_eq!(received.messages[0].buffer.as_slice::<f32>()?[0], other as f32);
     ///     sending.wait()?;
     ///     Ok(())
     /// })?;
@@ -133,8 +118,8 @@ impl Communicator {
         buffer: impl Into<Buffer>,
         dst: impl Into<Rank>,
         tag: u32,
-    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
-        self.begin_one("isend", Message::send(buffer, dst, tag))
+    ) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
+        self.batch_isend_irecv(vec![Message::send(buffer, dst, tag)])
     }
 
     /// Begins to receive a message into `buffer`, which the work owns and hands back.
@@ -147,8 +132,8 @@ impl Communicator {
         buffer: impl Into<Buffer>,
         src: impl Into<Source>,
         tag: u32,
-    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
-        self.begin_one("irecv", Message::recv(buffer, src, tag))
+    ) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
+        self.batch_isend_irecv(vec![Message::recv(buffer, src, tag)])
     }
 
     /// Begins several messages, with one [`Work`] for all. Ranks that exchange messages, however
@@ -164,7 +149,7 @@ impl Communicator {
     ///         Message::send(vec![rank as i32; 100_000], (rank + 1) % n, 0),
     ///         Message::recv(vec![0i32; 100_000], (rank + n - 1) % n, 0),
     ///     ];
-    ///     let messages = communicator.batch_isend_irecv(messages)?.wait()?.content;
+    ///     let messages = communicator.batch_isend_irecv(messages)?.wait()?.messages;
     ///     assert_eq!(messages[1].buffer.as_slice::<i32>()?[0], ((rank + n - 1) % n) as i32);
     ///     Ok(())
     /// })?;
@@ -174,14 +159,13 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`isend`](Self::isend). If an argument of one message is wrong, none has begun.
-    pub fn batch_isend_irecv(
-        &self,
-        mut messages: Vec<Message>,
-    ) -> Result<Work<Messages<Vec<Message>>>, EnqueueError<Vec<Message>>> {
-        let requests = messages.iter_mut().map(|message| self.request_of(message)).collect();
-        let tell: Tell<Vec<Message>> =
-            |messages, all| messages.iter_mut().zip(all).for_each(|(message, received)| message.received = *received);
-        self.begin("batch_isend_irecv", messages, tell, requests)
+    pub fn batch_isend_irecv(&self, mut messages: Vec<Message>) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
+        let requests = messages.iter_mut().map(|message| {
+            let raw = message.raw();
+            self.message(message.dst, message.src, message.tag, raw)
+        });
+        let requests = requests.collect();
+        self.begin(call_name(messages.iter().map(|message| message.dst)), messages, requests)
     }
 
     /// [`batch_isend_irecv`](Self::batch_isend_irecv) on raw addresses, in the memory of the
@@ -198,23 +182,7 @@ impl Communicator {
     /// An address that is null or not aligned, and the errors of [`isend`](Self::isend).
     pub unsafe fn enqueue_messages(&self, messages: &[RawMessage]) -> Result<Work<Messages>> {
         let requests = messages.iter().map(|message| self.request_of_raw(message)).collect();
-        self.begin("batch_isend_irecv", (), |_, _| (), requests).map_err(Error::from)
-    }
-
-    /// [`isend`](Self::isend) or [`irecv`](Self::irecv) on a raw address, in the memory of the
-    /// communicator.
-    ///
-    /// # Safety
-    ///
-    /// As [`enqueue_messages`](Self::enqueue_messages).
-    ///
-    /// # Errors
-    ///
-    /// As [`enqueue_messages`](Self::enqueue_messages).
-    pub unsafe fn enqueue_message(&self, message: &RawMessage) -> Result<Work<Messages>> {
-        let name = if message.dst.is_some() { "isend" } else { "irecv" };
-        let request = self.request_of_raw(message).map(|request| vec![request]);
-        self.begin(name, (), |_, _| (), request).map_err(Error::from)
+        Ok(self.begin(call_name(messages.iter().map(|message| message.dst)), Vec::new(), requests)?)
     }
 
     /// [`send`](Self::send) or [`recv`](Self::recv) on a raw address, in the memory of the
@@ -235,20 +203,6 @@ impl Communicator {
         unsafe { self.run_message(name, self.request_of_raw(message)) }
     }
 
-    fn begin_one(
-        &self,
-        name: &'static str,
-        mut message: Message,
-    ) -> Result<Work<Messages<Message>>, EnqueueError<Message>> {
-        let requests = self.request_of(&mut message).map(|request| vec![request]);
-        self.begin(name, message, |message, all| message.received = all[0], requests)
-    }
-
-    fn request_of(&self, message: &mut Message) -> Result<MessageRequest> {
-        let raw = message.raw();
-        self.message(message.dst, message.src, message.tag, raw)
-    }
-
     fn request_of_raw(&self, message: &RawMessage) -> Result<MessageRequest> {
         let RawMessage { address, data_type, element_count, dst, src, tag } = *message;
         let byte_len = element_count.checked_mul(data_type.byte_len());
@@ -263,14 +217,13 @@ impl Communicator {
         Ok(MessageRequest { data_type, element_count, ..self.message(dst, src, tag, raw)? })
     }
 
-    /// Begins messages whose buffers `content` owns.
-    fn begin<T: Send + 'static>(
+    /// Begins messages whose buffers `messages` owns, unless they are on raw addresses.
+    fn begin(
         &self,
         name: &'static str,
-        content: T,
-        tell: Tell<T>,
+        messages: Vec<Message>,
         requests: Result<Vec<MessageRequest>>,
-    ) -> Result<Work<Messages<T>>, EnqueueError<T>> {
+    ) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
         let check = |requests: &Vec<MessageRequest>| {
             requests.iter().try_for_each(|request| self.check_message_space(request, false))?;
             self.check_process()?;
@@ -278,24 +231,19 @@ impl Communicator {
         };
         let requests = match requests.and_then(|requests| check(&requests).map(|()| requests)) {
             Ok(requests) => requests,
-            Err(error) => return Err(EnqueueError::new(self.about(&name, error), content)),
+            Err(error) => return Err(EnqueueError::new(self.about(&name, error), messages)),
         };
         let (deadline, received) = (self.deadline(), vec![None; requests.len()]);
-        let call = MessageCall { communicator: self.clone(), name, requests: requests.clone(), deadline };
-        let messages = Messages { content, call: Some(call), received, tell };
+        let begin = |call| Messages { messages, call: Some(call), received };
+        let call = |requests| MessageCall { communicator: self.clone(), name, requests, deadline };
         Ok(match self.backend.default_stream() {
-            Some(stream) => self.submit(messages, &Stream::of_cuda(stream)),
-            None => self.start_messages(messages, requests, deadline),
+            Some(stream) => self.submit(begin(call(requests)), &Stream::of_cuda(stream)),
+            None => self.start_messages(begin(call(Vec::new())), requests, deadline),
         })
     }
 
     /// Begins messages that the backend moves along by itself.
-    fn start_messages<T: Send + 'static>(
-        &self,
-        messages: Messages<T>,
-        requests: Vec<MessageRequest>,
-        deadline: Instant,
-    ) -> Work<Messages<T>> {
+    fn start_messages(&self, messages: Messages, requests: Vec<MessageRequest>, deadline: Instant) -> Work<Messages> {
         let received = vec![None; requests.len()];
         let left = requests.len();
         let (work, end) = Work::detached(messages);
@@ -315,17 +263,26 @@ impl Communicator {
     }
 }
 
+/// What errors name a call with messages to these receivers, which a receive has not.
+fn call_name(mut receivers: impl ExactSizeIterator<Item = Option<Rank>>) -> &'static str {
+    match (receivers.len(), receivers.next().flatten()) {
+        (1, Some(_)) => "isend",
+        (1, None) => "irecv",
+        _ => "batch_isend_irecv",
+    }
+}
+
 /// Messages on their way, which end one after the other.
-struct RunningMessages<T: Send + 'static> {
+struct RunningMessages {
     /// `None` after the end.
-    end: Option<WorkEnd<Messages<T>>>,
+    end: Option<WorkEnd<Messages>>,
     received: Vec<Option<Received>>,
     /// How many have not ended.
     left: usize,
     error: Option<Error>,
 }
 
-impl<T: Send + 'static> RunningMessages<T> {
+impl RunningMessages {
     fn end_one(running: &Mutex<Self>, index: usize, request: &MessageRequest, result: Result<Delivery>) {
         let mut state = lock(running);
         state.left -= 1;
@@ -349,7 +306,7 @@ impl<T: Send + 'static> RunningMessages<T> {
         drop(state);
         if let Some(end) = end {
             end.end(|messages| {
-                messages.set_received(received);
+                messages.received = received;
                 error.map_or(Ok(()), Err)
             });
         }
@@ -362,14 +319,13 @@ fn received(request: &MessageRequest, delivery: Delivery) -> Option<Received> {
 }
 
 /// On a CUDA stream the messages are one group of NCCL's. A detached work runs nothing.
-impl<T: Send + 'static> Task for Messages<T> {
+impl Task for Messages {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Some(MessageCall { communicator, requests, deadline, .. }) = &self.call else { return Ok(()) };
         communicator.check_process()?;
         // SAFETY: the work owns the buffers, or `enqueue_messages`' caller has promised this.
         let ended = unsafe { communicator.backend.enqueue_messages(requests, stream, *deadline)? };
-        let received = requests.iter().zip(ended).map(|(request, delivery)| received(request, delivery)).collect();
-        self.set_received(received);
+        self.received = requests.iter().zip(ended).map(|(request, delivery)| received(request, delivery)).collect();
         Ok(())
     }
 

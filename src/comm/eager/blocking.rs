@@ -2,7 +2,6 @@
 
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::{Communicator, Request};
-use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
@@ -20,15 +19,16 @@ use crate::rank::Rank;
 /// let results = Communicator::spawn(2, |communicator| {
 ///     let mut loss = communicator.rank().0 as f32;
 ///     communicator.all_reduce(&mut loss, ReduceOperation::Avg)?;
-///     let ranks = communicator.all_gather_vec(&[communicator.rank().0 as i32])?;
+///     let mut ranks = [0i32; 2];
+///     communicator.all_gather(&[communicator.rank().0 as i32], &mut ranks)?;
 ///     let mut all = [0i32; 4];
 ///     let root = 1;
 ///     let output = (communicator.rank().0 == root).then_some(&mut all);
 ///     communicator.gather(&ranks, output, root)?;
 ///     Ok((loss, ranks, all))
 /// })?;
-/// assert_eq!(results[0], (0.5, vec![0, 1], [0; 4]));
-/// assert_eq!(results[1], (0.5, vec![0, 1], [0, 1, 0, 1]));
+/// assert_eq!(results[0], (0.5, [0, 1], [0; 4]));
+/// assert_eq!(results[1], (0.5, [0, 1], [0, 1, 0, 1]));
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
@@ -65,14 +65,6 @@ impl Communicator {
         self.apart(Collective::AllGather, Some(input), Some(output))
     }
 
-    /// [`all_gather`](Self::all_gather) into a new vector.
-    #[doc = include_str!("errors.md")]
-    pub fn all_gather_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
-        let mut output = vec![T::default(); input.len() * self.world_size() as usize];
-        self.all_gather(input, &mut output)?;
-        Ok(output)
-    }
-
     /// Replaces `buffer` on every rank by the root's.
     #[doc = include_str!("errors.md")]
     pub fn broadcast<'a>(
@@ -107,14 +99,6 @@ impl Communicator {
         self.apart(Collective::ReduceScatter { reduce_op }, Some(input), Some(output))
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) into a new vector.
-    #[doc = include_str!("errors.md")]
-    pub fn reduce_scatter_vec<T: Element>(&self, input: &[T], reduce_op: ReduceOperation) -> Result<Vec<T>> {
-        let mut output = vec![T::default(); input.len() / self.world_size() as usize];
-        self.reduce_scatter(input, &mut output, reduce_op)?;
-        Ok(output)
-    }
-
     /// Gives every rank its block of each input, in rank order: `input` and `output` have the same
     /// length, a multiple of `n`.
     #[doc = include_str!("errors.md")]
@@ -124,14 +108,6 @@ impl Communicator {
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
     ) -> Result<()> {
         self.apart(Collective::AllToAll, Some(input), Some(output))
-    }
-
-    /// [`all_to_all`](Self::all_to_all) into a new vector.
-    #[doc = include_str!("errors.md")]
-    pub fn all_to_all_vec<T: Element>(&self, input: &[T]) -> Result<Vec<T>> {
-        let mut output = vec![T::default(); input.len()];
-        self.all_to_all(input, &mut output)?;
-        Ok(output)
     }
 
     /// Gives the root all inputs in rank order. The root's `output` is `n` times as long as
@@ -145,15 +121,6 @@ impl Communicator {
         root: impl Into<Rank>,
     ) -> Result<()> {
         self.apart(Collective::Gather { root: root.into() }, Some(input), output)
-    }
-
-    /// [`gather`](Self::gather) into a new vector on the root, and `None` on the other ranks.
-    #[doc = include_str!("errors.md")]
-    pub fn gather_vec<T: Element>(&self, input: &[T], root: impl Into<Rank>) -> Result<Option<Vec<T>>> {
-        let (root, n) = (root.into(), self.world_size() as usize);
-        let mut output = (root == self.rank()).then(|| vec![T::default(); input.len() * n]);
-        self.gather(input, output.as_mut(), root)?;
-        Ok(output)
     }
 
     /// Gives every rank its block of the root's `input`, which is `n` times as long as `output`.

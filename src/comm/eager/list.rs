@@ -1,12 +1,11 @@
 //! The list forms of scatter, gather and all_gather: one tensor for each rank, in place of one that
 //! holds all of them.
 
-use super::asynchronous::{AsyncResult, Operands};
 use super::raw::RawCollective;
 use crate::collective::{Call, Collective, check_wire_type};
 use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail};
-use crate::memory::{Address, Buffer, RawTensor, TensorView, TensorViewMut};
+use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::{MovedType, TransferType};
 use crate::rank::Rank;
 use crate::stream::{Stream, Work};
@@ -24,6 +23,8 @@ use crate::util::text::count_of;
 /// `all_gather_list` that lie in symmetric memory are read in place.) On GPUs the tensors are sent
 /// and received one by one, in one group of NCCL's calls; those in host memory go through one
 /// buffer on the GPU.
+///
+/// [`Operands::with_list`](crate::comm::Operands::with_list) is for lists of asynchronous calls.
 ///
 /// ```
 /// use distcollective::Communicator;
@@ -88,49 +89,6 @@ impl Communicator {
         let input = *self.view(&Collective::AllGather, input)?.raw();
         let list = self.raw_list(&Collective::AllGather, outputs)?;
         self.complete_list(Collective::AllGather, input, list)
-    }
-
-    /// [`scatter_list`](Self::scatter_list) of buffers that the work owns. The list is in
-    /// [`Operands::list`].
-    ///
-    /// # Errors
-    ///
-    /// As [`scatter_async`](Self::scatter_async) and [`scatter_list`](Self::scatter_list).
-    pub fn scatter_list_async(
-        &self,
-        inputs: Option<Vec<Buffer>>,
-        output: impl Into<Buffer>,
-        root: impl Into<Rank>,
-    ) -> AsyncResult {
-        let operands = Operands::with_list(None, output.into(), inputs.unwrap_or_default());
-        self.start(Collective::Scatter { root: root.into() }, operands)
-    }
-
-    /// [`gather_list`](Self::gather_list) of buffers that the work owns. The list is in
-    /// [`Operands::list`].
-    ///
-    /// # Errors
-    ///
-    /// As [`gather_async`](Self::gather_async) and [`gather_list`](Self::gather_list).
-    pub fn gather_list_async(
-        &self,
-        input: impl Into<Buffer>,
-        outputs: Option<Vec<Buffer>>,
-        root: impl Into<Rank>,
-    ) -> AsyncResult {
-        let operands = Operands::with_list(input.into(), None, outputs.unwrap_or_default());
-        self.start(Collective::Gather { root: root.into() }, operands)
-    }
-
-    /// [`all_gather_list`](Self::all_gather_list) of buffers that the work owns. The list is in
-    /// [`Operands::list`].
-    ///
-    /// # Errors
-    ///
-    /// As [`all_gather_async`](Self::all_gather_async) and
-    /// [`all_gather_list`](Self::all_gather_list).
-    pub fn all_gather_list_async(&self, input: impl Into<Buffer>, outputs: Vec<Buffer>) -> AsyncResult {
-        self.start(Collective::AllGather, Operands::with_list(input.into(), None, outputs))
     }
 
     /// [`enqueue`](Self::enqueue) of the list form of scatter, gather or all_gather. `list` has an

@@ -10,7 +10,7 @@ mod list;
 mod messages;
 mod raw;
 
-pub use asynchronous::{AsyncResult, Operands};
+pub use asynchronous::Operands;
 pub use batch::{Message, Messages, RawMessage};
 pub use messages::{Received, Source};
 pub use raw::RawCollective;

@@ -26,11 +26,11 @@ fn a_ring_of_long_messages_ends() {
                 // The last tag first.
                 messages.extend((0..3).rev().map(|tag| Message::recv(vec![0u8; len], before, tag)));
                 let done = communicator.batch_isend_irecv(messages).expect("right arguments").wait().expect("messages");
-                for (tag, message) in done.content[3..].iter().rev().enumerate() {
-                    assert_eq!(message.received(), Some(Received { source: before, element_count: len }));
+                assert_eq!(done.received()[..3], [None; 3]);
+                assert_eq!(done.received()[3..], [Some(Received { source: before, element_count: len }); 3]);
+                for (tag, message) in done.messages[3..].iter().rev().enumerate() {
                     assert!(message.buffer.as_bytes().expect("host") == bytes_of(before, rank, tag as u32, len));
                 }
-                assert!(done.content[..3].iter().all(|message| message.received().is_none()));
             }
         });
     }
@@ -46,8 +46,10 @@ fn a_message_goes_on_without_its_program() {
             // Rank 1 sends this after it has received the message, to a receive that is there.
             let receiving = communicator.irecv(vec![0i32; LEN], 1, 1).expect("right arguments");
             communicator.barrier().expect("a barrier");
-            assert_eq!(receiving.wait().expect("a message").content.buffer.as_slice::<i32>().expect("int32")[0], 4);
-            assert_eq!(sending.wait().expect("a send").content.buffer.as_slice::<i32>().expect("int32")[0], 3);
+            for (work, element) in [(receiving, 4), (sending, 3)] {
+                let done = work.wait().expect("a message");
+                assert_eq!(done.messages[0].buffer.as_slice::<i32>().expect("int32")[0], element);
+            }
         } else {
             let mut received = vec![0i32; LEN];
             communicator.recv(&mut received, 0, 0).expect("a message");
@@ -74,7 +76,7 @@ fn pending_messages_do_not_wait_for_each_other() {
             communicator.recv(&mut x, 1, 2).expect("a message");
             assert!(x == 5 && !late.is_done());
             communicator.send(&1, 1, 0).expect("a send");
-            assert_eq!(late.wait().expect("a message").content.received().expect("a receive").element_count, 1);
+            assert_eq!(late.wait().expect("a message").received()[0].expect("a receive").element_count, 1);
         } else {
             communicator.send(&vec![1; 2000], 0, 1).expect("a send");
             communicator.send(&5, 0, 2).expect("a send");
@@ -117,7 +119,7 @@ fn pending_messages_end_with_the_communicator() {
             let Err(WorkError::Failed(failed)) = work.wait() else { panic!("the communicator has ended") };
             assert_eq!(failed.error.kind(), ErrorKind::Aborted);
             assert!(failed.error.to_string().contains("rank 2 ended the communicator: enough"), "{}", failed.error);
-            assert!(failed.operands.content.buffer.as_bytes().expect("host").iter().all(|b| *b == byte));
+            assert!(failed.operands.messages[0].buffer.as_bytes().expect("host").iter().all(|b| *b == byte));
         }
         let error = communicator.irecv(vec![0u8], 0, 0).expect("right arguments").wait().expect_err("it has ended");
         assert_eq!(Error::from(error).kind(), ErrorKind::Aborted);
@@ -183,7 +185,7 @@ fn a_batch_with_a_wrong_message_begins_none() {
         communicator.recv(&mut x, other, 0).expect("a message");
         assert_eq!(x, [2], "the message of the batch was not sent");
         let none = communicator.batch_isend_irecv(Vec::new()).expect("no arguments");
-        assert!(none.is_done() && none.wait().expect("nothing").content.is_empty());
+        assert!(none.is_done() && none.wait().expect("nothing").messages.is_empty());
     });
 }
 
@@ -209,7 +211,7 @@ fn messages_on_raw_addresses() {
         // The same, one by one; the blocking calls end with messages that are on their way.
         received.fill(-1);
         // SAFETY: as above.
-        let (sending, receiving) = unsafe { messages.each_ref().map(|m| communicator.enqueue_message(m)).into() };
+        let (sending, receiving) = unsafe { messages.map(|message| communicator.enqueue_messages(&[message])).into() };
         assert_eq!(sending.expect("right arguments").wait().expect("a message").received(), [None]);
         let got = Some(Received { source: other, element_count: 1000 });
         assert_eq!(receiving.expect("right arguments").wait().expect("a message").received(), [got]);
@@ -227,8 +229,8 @@ fn messages_on_raw_addresses() {
             let errors = unsafe {
                 [
                     (blocking, communicator.execute_message(&odd(message)).map(drop)),
-                    (starts, communicator.enqueue_message(&odd(message)).map(drop)),
-                    ("batch_isend_irecv: ", communicator.enqueue_messages(&[odd(message)]).map(drop)),
+                    (starts, communicator.enqueue_messages(&[odd(message)]).map(drop)),
+                    ("batch_isend_irecv: ", communicator.enqueue_messages(&messages.map(odd)).map(drop)),
                 ]
             };
             for (name, refused) in errors {

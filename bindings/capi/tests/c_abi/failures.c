@@ -191,7 +191,7 @@ static void make_groups(dcl_communicator_t *communicator, int32_t rank, void *sh
         CHECK(number == (rank == 2 ? 0 : 1));
         OK(dcl_communicator_get_world_size(group, &number));
         CHECK(number == 2);
-        OK(dcl_communicator_get_origin_rank(group, &number));
+        OK(dcl_communicator_get_global_rank(group, rank == 2 ? 0 : 1, &number));
         CHECK(number == rank);
         OK(dcl_communicator_barrier(group));
     }
