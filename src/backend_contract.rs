@@ -6,8 +6,7 @@ use crate::comm::Operands;
 use crate::comm::loopback::communicator;
 use crate::context::ContextOptions;
 use crate::{
-    Buffer, Builder, DataType, DistCollective, ErrorKind, Network, Rank, ReduceOperation, Result, Stream, inputs,
-    outputs,
+    Buffer, DataType, DistCollective, ErrorKind, Network, Rank, ReduceOperation, Result, Stream, inputs, outputs,
 };
 
 const SUM: Collective<Rank> = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
@@ -25,7 +24,7 @@ fn an_engine_runs_on_any_backend() -> Result<()> {
     let c = network.add(all_reduce(), a)?;
     network.mark_output(b, "b")?;
     network.mark_output(c, "c")?;
-    let engine = Builder::new().build(&network)?;
+    let engine = network.build()?;
     let mut context = engine.create_execution_context_with(ContextOptions::default().cuda_graph(true))?;
 
     context.set_communicator(&communicator)?;
@@ -51,7 +50,7 @@ fn a_run_that_fails_ends_the_communicator() -> Result<()> {
     let x = network.add_input("x", DataType::Int32, [2])?;
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(&communicator)?;
     let failed = context.execute(inputs!["x" => &[1i32, 2]], outputs!["y" => &mut [0i32; 2]]);
     assert_eq!(failed.expect_err("int32 is not looped back").kind(), ErrorKind::Unsupported);
@@ -65,7 +64,7 @@ fn a_layer_by_itself_runs_on_any_backend() -> Result<()> {
     let layer = DistCollective::all_gather().group([Rank(0), Rank(1)]).into_layer();
     let bound = layer.bind(&communicator, DataType::Uint8)?;
     let (x, mut y) = ([1u8, 2, 3], [0u8; 6]);
-    bound.execute(Some((&x).into()), Some((&mut y).into()), &[3])?;
+    bound.execute(Some(&x), Some(&mut y), &[3])?;
     assert_eq!(y, [1, 2, 3, 1, 2, 3]);
     let mut z = [0u8; 6];
     for stream in [Stream::inline(), Stream::worker()?] {

@@ -12,7 +12,7 @@
 //!  the network             the layer by itself       eager calls
 //!
 //!  Network                 DistCollectiveLayer
-//!     | Builder::build        | bind
+//!     | build                 | bind
 //!  Engine                  BoundLayer
 //!     |                       |
 //!  ExecutionContext           |                         |
@@ -109,7 +109,6 @@ compile_error!("distcollective supports little-endian processors only");
 
 #[cfg(test)]
 mod backend_contract;
-mod builder;
 pub mod collective;
 pub mod comm;
 pub mod context;
@@ -159,7 +158,6 @@ pub mod interrupt {
     pub use crate::util::interrupt::{clear_interrupt_hook, set_interrupt_hook};
 }
 
-pub use builder::Builder;
 #[doc(inline)]
 pub use collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, Root, WireType};
 #[doc(inline)]

@@ -10,8 +10,8 @@ use distcollective::context::{Bindings, ContextOptions};
 use distcollective::network::{ElementWiseOperation, Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{MemorySpace, Shape};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation,
-    Result, Stream, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation, Result,
+    Stream, inputs, outputs,
 };
 use test_support::{succeed, timed};
 
@@ -67,7 +67,7 @@ fn engine() -> Result<Engine> {
     let z = network.add_cast(r, DataType::Int8)?;
     network.mark_output(r, "r")?;
     network.mark_output(z, "z")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use distcollective::collective::Partition;
 use distcollective::network::{ElementWiseOperation, Shuffle};
-use distcollective::{Builder, DataType, DistCollective, Engine, Groups, Network, Rank, ReduceOperation, Result};
+use distcollective::{DataType, DistCollective, Engine, Groups, Network, Rank, ReduceOperation, Result};
 use random::Random;
 use sha2::{Digest, Sha256};
 use test_support::{has, run};
@@ -107,7 +107,7 @@ fn body_at(plan: &[u8]) -> usize {
 fn plan_of(describe: impl FnOnce(&mut Network) -> Result<()>) -> Vec<u8> {
     let mut network = Network::new();
     describe(&mut network).expect("a network");
-    Builder::new().build(&network).expect("an engine").serialize().expect("a plan")
+    network.build().expect("an engine").serialize().expect("a plan")
 }
 
 fn sum() -> DistCollective<distcollective::dist_collective::NoRoot> {
@@ -397,7 +397,7 @@ const KINDS: [Kind; 3] = [
 fn describing_building_and_reading_are_linear() {
     let take = |layers: usize, describe: fn(usize) -> Network| {
         let (network, _, described) = counted(|| describe(layers));
-        let (engine, _, built) = counted(|| Builder::new().build(&network).expect("an engine"));
+        let (engine, _, built) = counted(|| network.build().expect("an engine"));
         let plan = engine.serialize().expect("a plan");
         let (_, _, read) = counted(|| Engine::deserialize(&plan).expect("an engine"));
         [described, built, read]
@@ -421,7 +421,7 @@ fn instructions_are_linear_in_the_layers() {
         let (name, layers) = text.split_once(' ').expect("a kind and a number");
         let layers: usize = layers.parse().expect("a number");
         let (_, describe) = KINDS.into_iter().find(|(kind, _)| *kind == name).expect("a kind");
-        let engine = Builder::new().build(&describe(layers)).expect("an engine");
+        let engine = describe(layers).build().expect("an engine");
         let plan = engine.serialize().expect("a plan");
         let read = Engine::deserialize(&plan).expect("an engine");
         let inspection = read.inspect().to_json();

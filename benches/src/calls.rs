@@ -3,7 +3,7 @@
 
 use distcollective::context::Bindings;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, ExecutionContext, Network, ReduceOperation, Result, Stream,
+    Buffer, Communicator, DataType, DistCollective, ExecutionContext, Network, ReduceOperation, Result, Stream,
 };
 use serde_json::json;
 
@@ -60,7 +60,7 @@ fn context(communicator: &Communicator) -> Result<(ExecutionContext, Bindings)> 
     let x = network.add_input("x", DataType::Float32, [ELEMENTS])?;
     let y = network.add(DistCollective::all_reduce(MAX).nb_rank(communicator.world_size()), x)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let mut bindings = context.create_bindings();
     bindings.bind_input("x", buffer()?)?;

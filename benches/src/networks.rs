@@ -2,7 +2,7 @@
 //! each layer should stay the same from 10 to 100,000 layers.
 
 use clap::Parser;
-use distcollective::{Builder, DataType, DistCollective, Engine, Network, ReduceOperation, Result};
+use distcollective::{DataType, DistCollective, Engine, Network, ReduceOperation, Result};
 use serde_json::json;
 
 use crate::time::{powers, timed};
@@ -76,7 +76,7 @@ pub fn measure_all(arguments: &Arguments) -> Result<()> {
 /// Measures one network, and prints the result.
 fn measure(kind: Kind, layers: u32) -> Result<()> {
     let (describe, network) = timed(|| kind.describe(layers))?;
-    let (build, engine) = timed(|| Builder::new().build(&network))?;
+    let (build, engine) = timed(|| network.build())?;
     let (write, plan) = timed(|| engine.serialize())?;
     let (read, _) = timed(|| Engine::deserialize(&plan))?;
     let result = json!({

@@ -3,7 +3,7 @@
 
 use distcollective::network::Shuffle;
 use distcollective::tensor::{TensorView, TensorViewMut};
-use distcollective::{Buffer, Builder, DataType, ExecutionContext, Network, Result};
+use distcollective::{Buffer, DataType, ExecutionContext, Network, Result};
 use serde_json::json;
 
 use crate::time::median_micros;
@@ -68,7 +68,7 @@ impl Transpose {
         let x = network.add_input("x", case.data_type, dims.as_slice())?;
         let y = network.add_shuffle(x, Shuffle::transpose(case.permutation))?;
         network.mark_output(y, "y")?;
-        let context = Builder::new().build(&network)?.create_execution_context()?;
+        let context = network.build()?.create_execution_context()?;
         let mut input = Buffer::zeroed(case.data_type, dims.as_slice())?;
         input.as_mut_bytes()?.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
         let mut output = Buffer::zeroed(case.data_type, context.tensor_shape("y")?)?;

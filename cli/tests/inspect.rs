@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use distcollective::network::Shuffle;
-use distcollective::{Builder, DataType, DistCollective, Network, Rank, ReduceOperation, Result};
+use distcollective::{DataType, DistCollective, Network, Rank, ReduceOperation, Result};
 use test_support::{has, timed};
 
 const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
@@ -38,7 +38,7 @@ fn plan(name: &str) -> Result<String> {
     network.mark_output(x, "partial")?;
     network.mark_output(y, "y")?;
     let file = file(name);
-    Builder::new().build(&network)?.save(&file)?;
+    network.build()?.save(&file)?;
     Ok(file.to_str().expect("UTF-8").to_owned())
 }
 

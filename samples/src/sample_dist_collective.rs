@@ -26,8 +26,8 @@ use distcollective::comm::timeout_or;
 use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, Engine, Environment, Error, ErrorKind,
-    Network, Rank, ReduceOperation, Result, Stream,
+    Buffer, CollectiveOperation, Communicator, DataType, Determinism, Engine, Environment, Error, ErrorKind, Network,
+    Rank, ReduceOperation, Result, Stream,
 };
 use distcollective_launch as launch;
 use output::{CLOSED, fail, print, tell_error};
@@ -296,7 +296,7 @@ fn build(job: &Job, operation: CollectiveOperation) -> Result<Vec<u8>> {
         let output = network.add_shuffle(collective, Shuffle::transpose([1, 0]))?;
         network.mark_output(output, "output")?;
     }
-    Builder::new().build(&network)?.serialize()
+    network.build()?.serialize()
 }
 
 /// The result of a rank that passed.

@@ -17,8 +17,7 @@ use clap::Parser;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, Communicator, DataType, DistCollective, Error, ErrorKind, Network, ReduceOperation, Result, inputs,
-    outputs,
+    Communicator, DataType, DistCollective, Error, ErrorKind, Network, ReduceOperation, Result, inputs, outputs,
 };
 use ndarray::{Array2, Ix2, s};
 use output::{fail, print};
@@ -107,7 +106,7 @@ fn run_rank(communicator: &Communicator, batches: &[usize]) -> Result<Vec<Array2
     let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()).named("mlp.sum");
     let y = network.add(sum, h)?;
     network.mark_output(y, "y")?;
-    let engine = Builder::new().build(&network)?;
+    let engine = network.build()?;
 
     let mut context = engine.create_execution_context()?;
     context.set_communicator(communicator)?;

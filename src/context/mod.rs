@@ -270,13 +270,13 @@ impl ExecutionContext {
     /// on this rank, and an output that is not written on it, may be absent.
     ///
     /// ```
-    /// # use distcollective::{Builder, Communicator, DataType, DistCollective, Network};
+    /// # use distcollective::{Communicator, DataType, DistCollective, Network};
     /// # use distcollective::{ReduceOperation, inputs, outputs};
     /// # let mut network = Network::new();
     /// # let x = network.add_input("x", DataType::Float32, [2])?;
     /// # let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1), x)?;
     /// # network.mark_output(y, "y")?;
-    /// # let engine = Builder::new().build(&network)?;
+    /// # let engine = network.build()?;
     /// let mut context = engine.create_execution_context()?;
     /// let mut y = [0.0f32; 2];
     /// context.execute(inputs!["x" => &[1.0f32, 2.0]], outputs!["y" => &mut y])?;

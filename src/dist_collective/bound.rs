@@ -155,7 +155,7 @@ impl<'a> Roles<'a> {
 ///     let layer = all_reduce.named("grad_sync").into_layer();
 ///     let bound = layer.bind(&communicator, DataType::Float32)?;
 ///     let mut y = [0.0f32; 2];
-///     bound.execute(Some((&[1.0f32, 2.0]).into()), Some((&mut y).into()), &[2])?;
+///     bound.execute(Some(&[1.0f32, 2.0]), Some(&mut y), &[2])?;
 ///     Ok(y)
 /// })?;
 /// assert_eq!(sums, [[2.0, 4.0]; 2]);
@@ -325,19 +325,21 @@ impl BoundLayer {
     }
 
     /// Runs the layer on an input of shape `dims` and blocks. A buffer that this rank does not use
-    /// may be absent. Collective.
+    /// may be `None`, which then names a type: `None::<&[f32]>`. Collective.
     ///
     /// # Errors
     ///
     /// A shape that the operation cannot take; a buffer of another type or length; a missing,
     /// misaligned or overlapping buffer; see the contract of [`Communicator`].
-    pub fn execute(
+    pub fn execute<'a, 'b>(
         &self,
-        input: Option<TensorView<'_>>,
-        mut output: Option<TensorViewMut<'_>>,
+        input: Option<impl TryInto<TensorView<'a>, Error: Into<Error>>>,
+        output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
         dims: &[usize],
     ) -> Result<()> {
         let about = |e| self.about(e);
+        let input = input.map(|input| input.try_into().map_err(|e| about(e.into()))).transpose()?;
+        let mut output = output.map(|output| output.try_into().map_err(|e| about(e.into()))).transpose()?;
         let RunOnShape { input: input_shape, output: output_shape, call } =
             self.take_of_run(dims, |run| *run).map_err(about)?;
         let check = |name: &str, raw: Option<&RawTensor>, shape: &Shape, used: bool| match raw {

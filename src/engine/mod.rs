@@ -26,20 +26,20 @@ use crate::dist_collective::PlannedCall;
 use crate::error::{Result, bail, error};
 use crate::network::{LayerId, Network, PluginRegistry, TensorId, TensorSource};
 use crate::shape::{Dims, Shape};
-use crate::util::lock;
 use crate::util::text::count_of;
+use crate::util::{lock, log};
 
 /// A network that is ready to run: TensorRT's `ICudaEngine`. It never changes, and clones are the
 /// same engine.
 ///
 /// ```
-/// use distcollective::{Builder, DataType, DistCollective, Engine, Network, ReduceOperation};
+/// use distcollective::{DataType, DistCollective, Engine, Network, ReduceOperation};
 ///
 /// let mut network = Network::new();
 /// let x = network.add_input("x", DataType::Float32, [4, 8])?;
 /// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
 /// network.mark_output(y, "y")?;
-/// let engine = Builder::new().build(&network)?;
+/// let engine = network.build()?;
 /// println!("{}", engine.inspect());
 ///
 /// let plan = engine.serialize()?; // or `save` into a file
@@ -102,6 +102,39 @@ pub struct IoTensor {
     pub dims: Dims,
     #[serde(skip)]
     pub(crate) tensor: TensorId,
+}
+
+impl Network {
+    /// Validates the network and plans its memory. What is allowed but may be a mistake goes to the
+    /// log and to [`Engine::warnings`].
+    ///
+    /// ```
+    /// use distcollective::{DataType, DistCollective, ErrorKind, Network, ReduceOperation};
+    ///
+    /// let mut network = Network::new();
+    /// let x = network.add_input("x", DataType::Float32, [10, 8])?;
+    /// let sum = DistCollective::reduce_scatter(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
+    /// let y = network.add(sum, x)?;
+    /// network.mark_output(y, "y")?;
+    /// let error = network.build().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidNetwork);
+    /// assert!(error.to_string().contains("dimension 0 is 10, which is not a multiple of 4 ranks"));
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidNetwork`](crate::ErrorKind::InvalidNetwork) with all mistakes. Each names its layer
+    /// and rule; see [`Error::mistakes`](crate::Error::mistakes). A mistake that only follows from
+    /// another is left out.
+    pub fn build(&self) -> Result<Engine> {
+        let engine = Engine::new(self.clone())?;
+        log::event!(DEBUG, "an engine of {} layers, plan {}", self.layers().count(), engine.fingerprint());
+        for warning in engine.warnings() {
+            log::event!(WARN, "{warning}");
+        }
+        Ok(engine)
+    }
 }
 
 impl Engine {
@@ -174,7 +207,7 @@ impl Engine {
     ///
     /// - [`InvalidPlan`](crate::ErrorKind::InvalidPlan): the bytes are no plan, a plan of another
     ///   format, or were cut or changed; a plugin is not registered.
-    /// - The errors of [`Builder::build`](crate::Builder::build): reading a plan validates it.
+    /// - The errors of [`Network::build`]: reading a plan validates it.
     /// - The errors of a plugin's constructor.
     pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
         Self::new(plan::read(plan, registry)?)

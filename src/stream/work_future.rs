@@ -17,10 +17,14 @@ use super::work::{EnqueueError, Work};
 /// Dropping it is dropping the [`Work`]: what was enqueued goes on.
 ///
 /// ```
+/// use distcollective::collective::Collective;
+/// use distcollective::comm::Operands;
 /// use distcollective::{Communicator, Error, ReduceOperation};
 ///
 /// async fn train(communicator: Communicator) -> Result<f32, Error> {
-///     let work = communicator.all_reduce_async(vec![1.0f32], ReduceOperation::Sum)?;
+///     let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+///     let loss = Operands::in_place(vec![1.0f32]);
+///     let work = communicator.collective_async(sum, loss, &communicator.stream()?)?;
 ///     // Other tasks of this thread run while the ranks meet.
 ///     let operands = work.await?;
 ///     Ok(operands.output.unwrap().as_slice::<f32>()?[0])

@@ -26,7 +26,6 @@ const LAYERS: &[&[&str]] = &[
     &["network", "tensor_dict"],
     &["engine"],
     &["context"],
-    &["builder"],
     // Tests of the whole library.
     &["backend_contract"],
 ];

@@ -11,8 +11,8 @@ use distcollective::engine::Inspection;
 use distcollective::network::{Layer, Plugin, PluginCall, PluginRegistry, Shuffle};
 use distcollective::tensor::{MemorySpace, Shape, TensorView, TensorViewMut, f16};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error,
-    ErrorKind, ExecutionContext, Groups, Network, Rank, ReduceOperation, Result, Stream, Work, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error, ErrorKind,
+    ExecutionContext, Groups, Network, Rank, ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 use ndarray::{Array2, arr2, s};
 
@@ -29,7 +29,6 @@ fn public_types_are_send_and_sync() {
         both::<Bindings>();
         both::<BoundLayer>();
         both::<Buffer>();
-        both::<Builder>();
         both::<Communicator>();
         both::<CommunicatorBuilder>();
         both::<DistCollectiveLayer>();
@@ -197,7 +196,7 @@ fn an_engine_is_saved_and_loaded() {
     let x = network.add_input("x", DataType::Float32, [2]).expect("an input");
     let y = network.add(DistCollective::all_reduce(SUM).nb_rank(2), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("a network");
+    let engine = network.build().expect("a network");
     let path = std::env::temp_dir().join(format!("dcl-api-{}.plan", std::process::id()));
     engine.save(&path).expect("a folder for temporary files");
     let loaded = Engine::load(&path).expect("the plan");
@@ -246,7 +245,7 @@ fn a_plugin_call_says_what_it_is() {
     network.mark_output(y, "y").expect("an output");
     let layer = network.producer(y).expect("a tensor").expect("a layer");
     assert_eq!(network.layer(layer).expect("a layer").kind(), "recorder");
-    let engine = Builder::new().build(&network).expect("a network");
+    let engine = network.build().expect("a network");
     assert_eq!((engine.io_index("x").expect("x"), engine.io_index("y").expect("y")), (0, 1));
     let mut y = [0i8; 2];
     let mut context = engine.create_execution_context().expect("memory");

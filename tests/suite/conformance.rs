@@ -149,7 +149,7 @@ impl<'a> Runner<'a> {
         };
         let given = tensor(&self.memory.as_bytes()?[input])?;
         let mut wanted = tensor(&self.memory.as_bytes()?[output.clone()])?;
-        bound.execute(Some((&given).into()), Some((&mut wanted).into()), dims)?;
+        bound.execute(Some(&given), Some(&mut wanted), dims)?;
         self.memory.write(output.start, wanted.as_bytes()?)
     }
 }

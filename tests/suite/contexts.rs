@@ -7,7 +7,7 @@ use distcollective::engine::IoMode;
 use distcollective::network::Shuffle;
 use distcollective::tensor::Dims;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
+    Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, inputs, outputs,
 };
 
@@ -20,7 +20,7 @@ fn sum_engine(n: u32, elements: i64) -> Engine {
     let x = network.add_input("x", DataType::Int32, [elements]).expect("an input");
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).named("sync"), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    Builder::new().build(&network).expect("an engine")
+    network.build().expect("an engine")
 }
 
 /// Bindings do not hold the communicator of a finished run: a rank that drops its communicator has
@@ -60,7 +60,7 @@ fn an_eager_call_meets_a_layer_between_shuffles() {
         let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), turned)?;
         let y = network.add_shuffle(sum, Shuffle::transpose([1, 0]))?;
         network.mark_output(y, "y")?;
-        let mut context = Builder::new().build(&network)?.create_execution_context()?;
+        let mut context = network.build()?.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let mut y = [10, 40, 20, 50, 30, 60];
         match communicator.rank() {
@@ -80,7 +80,7 @@ fn sum_of_one_to_four() -> Engine {
     network.set_optimization_profile(x, [1], [2], [4]).expect("a profile");
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    Builder::new().build(&network).expect("an engine")
+    network.build().expect("an engine")
 }
 
 /// Memory for the longest shape stays bound while shapes change. The run does not touch the bytes
@@ -184,7 +184,7 @@ fn engine_and_context_list_their_tensors() {
     let y = network.add(DistCollective::all_gather().nb_rank(1), x).expect("a layer");
     let y = network.add_shuffle(y, Shuffle::reshape([-1, 4])).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let listed: Vec<_> = engine.io_tensors().iter().map(|t| (t.name.as_str(), t.mode, t.data_type, t.dims)).collect();
     let dims = |d: &[i64]| Dims::new(d).expect("dims");
     assert_eq!(
@@ -214,7 +214,7 @@ fn inspect_shows_memory_that_is_reused_and_what_may_be_unwritten() {
     let z = network.add_shuffle(r, Shuffle::reshape([2, 512])).expect("a layer");
     network.mark_output(r, "r").expect("an output");
     network.mark_output(z, "z").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let inspection = engine.inspect();
     let json = inspection.to_json();
     // Ten sums in place, a plugin's input and output at a time: two tensors of 4096 bytes, in the
@@ -289,7 +289,7 @@ fn what_a_rank_does_not_use_may_be_absent() {
     let b = network.add(DistCollective::broadcast(Rank(1)).nb_rank(2).named("b"), x).expect("a layer");
     let g = network.add(DistCollective::gather(Rank(0)).nb_rank(2).named("g"), b).expect("a layer");
     network.mark_output(g, "g").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let texts = on_ranks(2, move |communicator| -> Result<_> {
         let mut context = engine.create_execution_context()?;
         context.set_communicator(&communicator)?;
@@ -372,7 +372,7 @@ fn an_identity_needs_no_communicator_and_keeps_every_byte() {
         h = network.add(collective, h).expect("a layer");
     }
     network.mark_output(h, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let run = move |communicator: Option<&Communicator>| -> Result<[distcollective::tensor::Bool; 4]> {
         let mut context = engine.create_execution_context()?;
         if let Some(communicator) = communicator {
@@ -432,7 +432,7 @@ fn buffers_of_no_elements_may_be_absent() {
     let x = network.add_input("x", DataType::Float32, [0, 3]).expect("an input");
     let y = network.add_cast(x, DataType::Int8).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     engine.create_execution_context().expect("a context").execute(inputs![], outputs![]).expect("nothing to bind");
 }
 
@@ -461,7 +461,7 @@ fn a_network_larger_than_memory_is_an_error() {
     }
     network.mark_output(h, "y").expect("an output");
     assert_eq!(
-        Builder::new().build(&network).expect_err("too large").to_string(),
+        network.build().expect_err("too large").to_string(),
         "the tensors inside the network need more memory than an address space has"
     );
     let mut network = Network::new();
@@ -469,7 +469,7 @@ fn a_network_larger_than_memory_is_an_error() {
     let h = network.add_cast(x, DataType::Int32).expect("a layer");
     let h = network.add_cast(h, DataType::Int8).expect("a layer");
     network.mark_output(h, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("it fits an address space");
+    let engine = network.build().expect("it fits an address space");
     let error = engine.create_execution_context().expect_err("but no memory");
     assert_eq!(error.to_string(), "no memory for uint8 [288230376151711744], 288230376151711744 bytes");
 }

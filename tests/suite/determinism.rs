@@ -2,8 +2,8 @@
 
 use distcollective::collective::Collective;
 use distcollective::{
-    Builder, Communicator, DataType, Determinism, DistCollective, DistCollectiveLayer, Engine, ErrorKind, Network,
-    Rank, ReduceOperation, Result,
+    Communicator, DataType, Determinism, DistCollective, DistCollectiveLayer, Engine, ErrorKind, Network, Rank,
+    ReduceOperation, Result,
 };
 
 use crate::ranks::on_ranks;
@@ -18,7 +18,7 @@ pub fn engine_of(layer: impl Into<DistCollectiveLayer>) -> Result<Engine> {
     let x = network.add_input("x", DataType::Float32, [4])?;
     let y = network.add(layer, x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// Exact on rank 0 only.
@@ -98,7 +98,7 @@ fn a_plan_shows_the_memory_of_exact_reductions() {
         let z = network.add_input("z", DataType::Float32, [1 << 20])?;
         let z = network.add(DistCollective::all_gather().nb_rank(3).determinism(determinism), z)?;
         network.mark_output(z, "gathered")?;
-        Builder::new().build(&network)
+        network.build()
     };
     let bytes = |engine: &Engine| engine.inspect().to_json()["memory"]["step_scratch_bytes"].clone();
     assert_eq!(bytes(&engine(Determinism::Backend, 1000).expect("an engine")), 0);
@@ -183,7 +183,7 @@ fn both_modes_give_the_same_on_the_host() {
             let mut y = [0f32; 3];
             let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
             let handle = communicator.with_determinism(determinism);
-            handle.collective(sum, Some((&x).into()), Some((&mut y).into())).expect("no error");
+            handle.collective(sum, Some(&x), Some(&mut y)).expect("no error");
             y.map(f32::to_bits)
         })
     });

@@ -439,7 +439,7 @@ fn a_root_writes_nothing_if_it_returns_a_disagreement() {
                 false => Collective::Broadcast { root: Rank(0) },
             };
             let input = &x[..if is_scatter { 2 * len } else { len }];
-            let result = communicator.collective(collective, Some(input.into()), Some((&mut y).into()));
+            let result = communicator.collective(collective, Some(input), Some(&mut y));
             assert_eq!(result.expect_err("the lengths differ").kind(), ErrorKind::Disagreement);
             assert!(y.iter().all(|y| *y == 0), "{collective:?}");
         });

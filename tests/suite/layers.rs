@@ -2,9 +2,7 @@
 
 use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::Dims;
-use distcollective::{
-    Buffer, Builder, DataType, DistCollective, Network, Rank, ReduceOperation, Root, Stream, inputs, outputs,
-};
+use distcollective::{Buffer, DataType, DistCollective, Network, Rank, ReduceOperation, Root, Stream, inputs, outputs};
 
 use crate::ranks::on_ranks;
 
@@ -18,7 +16,7 @@ fn a_long_chain_of_layers() {
             tensor = network.add_cast(tensor, DataType::Float32).expect("a layer");
         }
         network.mark_output(tensor, "y").expect("an output");
-        Builder::new().build(&network).expect("an engine").serialize().expect("a plan")
+        network.build().expect("an engine").serialize().expect("a plan")
     };
     let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(body);
     assert!(thread.expect("a thread").join().is_ok());
@@ -53,7 +51,7 @@ fn layers_have_get_and_set_for_every_attribute() {
     assert_eq!((cast.name(), cast.metadata(), cast.nb_rank()), ("e", "f", 1));
     assert!(cast.as_dist_collective().is_err());
     network.mark_output(z, "z").expect("an output");
-    let inspection = Builder::new().build(&network).expect("an engine").inspect().to_json();
+    let inspection = network.build().expect("an engine").inspect().to_json();
     assert_eq!(inspection["layers"][0]["collective"]["groups"], serde_json::json!([[2, 0, 1]]));
     assert_eq!(inspection["layers"][0]["metadata"], "d");
 }
@@ -104,7 +102,7 @@ fn a_layer_changed_into_another_kind_is_found() {
     network.mark_output(k, "k").expect("an output");
     let body = network.layer_of_mut(y).expect("a layer").body().clone();
     *network.layer_of_mut(k).expect("a layer").body_mut() = body;
-    let error = Builder::new().build(&network).expect_err("a cast without input");
+    let error = network.build().expect_err("a cast without input");
     assert_eq!(error.to_string(), "layer \"constant_1\" (cast): its kind does not have 0 inputs and 1 output");
 }
 
@@ -140,7 +138,7 @@ fn layers_that_move_and_convert_can_be_changed() {
         network.add(DistCollective::all_reduce(ReduceOperation::Avg).nb_rank(1), c).expect("float32 has an average");
     network.mark_output(y, "y").expect("an output");
     network.mark_output(k, "k").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let mut context = engine.create_execution_context().expect("a context");
     let (mut y, mut k) = ([0f32; 6], [0i64; 2]);
     context.execute(inputs!["x" => &[1, 2, 3, 4, 5, 6]], outputs!["y" => &mut y, "k" => &mut k]).expect("a run");

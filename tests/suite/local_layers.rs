@@ -3,9 +3,7 @@
 
 use distcollective::network::{ElementWiseOperation, LayerBody, TensorId};
 use distcollective::tensor::{TensorView, TensorViewMut};
-use distcollective::{
-    Buffer, Builder, DataType, DistCollective, Engine, Network, ReduceOperation, Result, inputs, outputs,
-};
+use distcollective::{Buffer, DataType, DistCollective, Engine, Network, ReduceOperation, Result, inputs, outputs};
 use ndarray::{ArrayD, IxDyn};
 
 use crate::ranks::on_ranks;
@@ -40,7 +38,7 @@ fn run(
     }
     let y = describe(&mut network, &tensors).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let mut context = engine.create_execution_context().expect("a context");
     let shape = context.tensor_shape("y").expect("a shape");
     let mut y = Buffer::zeroed(data_type, shape).expect("a buffer");
@@ -181,7 +179,7 @@ fn collectives_before_and_after() {
         network.mark_output(y, "y")?;
         let shifted = network.add_cast(shifted, DataType::Float32)?;
         network.mark_output(shifted, "shifted")?;
-        let mut context = Builder::new().build(&network)?.create_execution_context()?;
+        let mut context = network.build()?.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let x =
             [0, 1, 2, 3, 4, 5].map(|i| distcollective::tensor::f16::from_f32((10 * communicator.rank().0 + i) as f32));
@@ -206,7 +204,7 @@ fn outputs_that_are_read_and_inputs_that_are_read_twice() {
     for (tensor, name) in [(copy, "copy"), (twice, "twice"), (all, "all")] {
         network.mark_output(tensor, name).expect("an output");
     }
-    let plan = Builder::new().build(&network).expect("an engine").serialize().expect("a plan");
+    let plan = network.build().expect("an engine").serialize().expect("a plan");
     let mut context = Engine::deserialize(&plan).expect("an engine").create_execution_context().expect("a context");
     let (mut copy, mut twice, mut all) = ([0; 2], [0; 2], [0; 8]);
     let outputs = outputs!["copy" => &mut copy, "twice" => &mut twice, "all" => &mut all];
@@ -248,7 +246,7 @@ fn attributes_can_be_read_and_changed() {
         }
         network.mark_output(tensor, name).expect("an output");
     }
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let text = engine.inspect().to_string();
     for line in [
         "0  elementwise_0 (elementwise) prod: x, x -> a",
@@ -280,6 +278,6 @@ fn an_identity_is_done_in_place() {
     let b = network.add_identity(a).expect("a layer");
     let c = network.add_elementwise(b, b, ElementWiseOperation::Sum).expect("a layer");
     network.mark_output(c, "c").expect("an output");
-    let inspection = Builder::new().build(&network).expect("an engine").inspect().to_json();
+    let inspection = network.build().expect("an engine").inspect().to_json();
     assert_eq!(inspection["memory"]["private_bytes"], 256);
 }

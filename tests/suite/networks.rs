@@ -9,8 +9,8 @@ use distcollective::context::{Bindings, ContextOptions};
 use distcollective::engine::{IoMode, IoTensor};
 use distcollective::tensor::{Dims, MemorySpace, TensorView, TensorViewMut};
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Engine,
-    ExecutionContext, Network, Rank, ReduceOperation, Result, Stream, WireType,
+    Buffer, CollectiveOperation, Communicator, DataType, Determinism, DistCollectiveLayer, Engine, ExecutionContext,
+    Network, Rank, ReduceOperation, Result, Stream, WireType,
 };
 use ndarray::{ArrayD, IxDyn};
 use proptest::collection::vec;
@@ -244,7 +244,7 @@ impl Plan {
         for (i, &output) in self.outputs.iter().enumerate() {
             network.mark_output(tensors[output], &format!("out{i}"))?;
         }
-        Engine::deserialize(&Builder::new().build(&network)?.serialize()?)
+        Engine::deserialize(&network.build()?.serialize()?)
     }
 
     /// For the ranks with even numbers and for those with odd ones. The latter may have one more

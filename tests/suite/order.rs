@@ -16,7 +16,7 @@ use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
+    Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, Work, inputs, outputs,
 };
 
@@ -160,7 +160,7 @@ fn acting_engine(n: u32) -> (Engine, Acting) {
     let y = network.add_plugin("act", acting.clone(), &[x]).expect("a plugin");
     let y = network.add(DistCollective::all_reduce(SUM).nb_rank(n), y).expect("a sum");
     network.mark_output(y, "y").expect("an output");
-    (Builder::new().build(&network).unwrap_or_else(|error| panic!("{error}")), acting)
+    (network.build().unwrap_or_else(|error| panic!("{error}")), acting)
 }
 
 fn bind(context: &ExecutionContext, x: i32) -> Bindings {
@@ -237,7 +237,7 @@ fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other:
         ("new_group", Box::new(move || communicator.new_group(0..n).map(drop))),
         ("allocate", Box::new(|| communicator.allocate(DataType::Int32, [1]).map(drop))),
         ("set_communicator", Box::new(|| context_on(communicator).0.communicator().map_or(Ok(()), |_| Ok(())))),
-        ("bound layer", Box::new(move || layer.execute(Some((&[1]).into()), Some((&mut [0]).into()), &[1]))),
+        ("bound layer", Box::new(move || layer.execute(Some(&[1]), Some(&mut [0]), &[1]))),
         (
             "bound layer on a stream",
             Box::new(move || {
@@ -470,7 +470,7 @@ fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
             wait.recv_timeout(DEADLINE).expect("the test goes on");
             world.barrier()?;
             beside.barrier()?;
-            layer.execute(Some((&[1]).into()), Some((&mut [0]).into()), &[1])
+            layer.execute(Some(&[1]), Some(&mut [0]), &[1])
         };
         *acting.0.lock().expect("no panic") = Some(Box::new(act));
         let [worker, other] = [(); 2].map(|()| Stream::worker().expect("a thread"));
@@ -588,7 +588,7 @@ fn random_program(seed: u64, communicator: &Communicator) {
             (90..94, _) if !layers.is_empty() => {
                 let layer: &BoundLayer = &layers[which % layers.len()];
                 let (x, mut y) = ([rank + value], [0]);
-                layer.execute(Some((&x).into()), Some((&mut y).into()), &[1]).expect("a sum");
+                layer.execute(Some(&x), Some(&mut y), &[1]).expect("a sum");
                 assert_eq!(y[0], all_runs(value));
             }
             (94.., _) => drop(pending.drain(..).map(|(work, sum)| assert_eq!(work.result(), sum)).collect::<Vec<_>>()),

@@ -4,8 +4,7 @@ use distcollective::collective::Partition;
 use distcollective::dist_collective::NoRoot;
 use distcollective::network::Shuffle;
 use distcollective::{
-    Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Network, Rank, ReduceOperation,
-    Result,
+    Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Network, Rank, ReduceOperation, Result,
 };
 
 use crate::ranks::{logged, on_ranks};
@@ -22,7 +21,7 @@ fn chain<const N: usize>(layers: [DistCollectiveLayer; N]) -> Engine {
         tensor = network.add(layer, tensor).expect("a layer");
     }
     network.mark_output(tensor, "y").expect("an output");
-    Builder::new().build(&network).expect("an engine")
+    network.build().expect("an engine")
 }
 
 fn among(groups: &[&[u32]]) -> DistCollective<NoRoot> {
@@ -77,7 +76,7 @@ fn a_rank_that_takes_part_in_one_of_two_layers_is_a_warning() {
         let z = network.add_shuffle(y, Shuffle::default()).expect("a layer");
         network.mark_output(z, &format!("z{index}")).expect("an output");
     }
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let [warning] = engine.warnings() else { panic!("{:?}", engine.warnings()) };
     assert!(warning.starts_with("layer \"shuffle_1\" (shuffle) (and 2 other layers) reads the output of"), "{warning}");
     assert!(warning.contains("www…www") && warning.len() < 300, "{warning}");

@@ -3,8 +3,7 @@
 use distcollective::network::{Plugin, PluginCall, PluginRegistry, Shuffle};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation, Result, inputs,
-    outputs,
+    DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation, Result, inputs, outputs,
 };
 
 use crate::ranks::on_ranks;
@@ -93,7 +92,7 @@ fn split_network() -> Network {
 
 #[test]
 fn plugins_are_made_again_from_a_plan() {
-    let engine = Builder::new().build(&split_network()).expect("an engine");
+    let engine = split_network().build().expect("an engine");
     let plan = engine.serialize().expect("a plan");
     let mut registry = PluginRegistry::new();
     registry.register("split", "1", |_| Ok(Split { at: 0 })).expect("a plugin");
@@ -120,7 +119,7 @@ fn plugins_are_made_again_from_a_plan() {
     let y = network.add_plugin("add", AddOne, &[x]).expect("a layer");
     network.mark_output(y, "y").expect("an output");
     assert_eq!(
-        Builder::new().build(&network).expect("an engine").serialize().expect_err("no bytes").to_string(),
+        network.build().expect("an engine").serialize().expect_err("no bytes").to_string(),
         "layer \"add\" (add_one): plugin \"add_one\" does not say how it is serialized"
     );
 }
@@ -128,7 +127,7 @@ fn plugins_are_made_again_from_a_plan() {
 #[test]
 fn a_plugin_that_fails_on_one_rank_tells_the_others_at_once() {
     for (bad, why) in [(-1.0, "a negative number"), (f32::NAN, "the plugin panicked: not a number")] {
-        let engine = Builder::new().build(&split_network()).expect("an engine");
+        let engine = split_network().build().expect("an engine");
         let errors = on_ranks(2, move |communicator| {
             let mut context = engine.create_execution_context().expect("a context");
             context.set_communicator(&communicator).expect("it fits");
@@ -179,7 +178,7 @@ fn a_shape_for_which_no_room_was_planned_is_refused() {
         }
         let y = network.add_shuffle(h, Shuffle::transpose([1, 0]).then_transpose([1, 0])).expect("a layer");
         network.mark_output(y, "y").expect("an output");
-        let engine = Builder::new().build(&network).expect("an engine");
+        let engine = network.build().expect("an engine");
         let mut context = engine.create_execution_context().expect("a context");
         context.set_input_shape("x", [2, 2]).expect("a shape");
         let error = context.set_input_shape("x", [3, 2]).expect_err("a million rows");
@@ -235,7 +234,7 @@ fn a_plugin_writes_its_outputs_together() {
     network.mark_output(q, "q").expect("an output");
     network.mark_output(r, "r").expect("an output");
     assert_eq!((network.inputs(), network.outputs()), (&[x][..], &[q, r][..]));
-    let mut context = Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context");
+    let mut context = network.build().expect("an engine").create_execution_context().expect("a context");
     let (mut q, mut r) = ([0; 3], [0; 3]);
     context.execute(inputs!["x" => &[7, 9, 11]], outputs!["q" => &mut q, "r" => &mut r]).expect("a run");
     assert_eq!((q, r), ([2, 3, 3], [1, 0, 2]));

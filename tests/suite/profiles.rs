@@ -7,8 +7,8 @@ use std::sync::mpsc::channel;
 use distcollective::network::{MAX_PROFILES, Plugin, PluginCall, Shuffle};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, ReduceOperation,
-    Result, Stream, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, ReduceOperation, Result, Stream,
+    inputs, outputs,
 };
 use serde_json::json;
 
@@ -36,7 +36,7 @@ fn network(n: u32) -> Network {
 }
 
 fn engine(n: u32) -> Engine {
-    let built = Builder::new().build(&network(n)).expect("an engine");
+    let built = network(n).build().expect("an engine");
     let plan = built.serialize().expect("a plan");
     let read = Engine::deserialize(&plan).expect("an engine");
     assert_eq!((read.serialize().expect("a plan"), read.fingerprint()), (plan, built.fingerprint()));
@@ -76,12 +76,12 @@ fn describing_profiles() {
         network.mark_output(output, name).expect("an output");
     }
     expect(
-        Builder::new().build(&network),
+        network.build(),
         InvalidNetwork,
         "input \"x\": [-1, 2] has a dimension of -1 and optimization profile 1 has no shapes for it",
     );
     network.set_profile_shapes(1, x, [5, 2], [5, 2], [5, 2]).expect("shapes");
-    Builder::new().build(&network).expect("all dynamic inputs have shapes in all profiles");
+    network.build().expect("all dynamic inputs have shapes in all profiles");
     while network.optimization_profile_count() < MAX_PROFILES {
         network.add_optimization_profile().expect("a profile");
     }
@@ -104,7 +104,7 @@ fn building_checks_every_profile() {
         }
         let y = network.add(DistCollective::all_to_all().nb_rank(2).named("swap"), x).expect("a layer");
         network.mark_output(y, "y").expect("an output");
-        Builder::new().build(&network)
+        network.build()
     };
     build([[2, 4, 6], [8, 10, 12]]).expect("multiples of 2");
     let odd = |rows: i64| {
@@ -151,7 +151,7 @@ fn memory_is_for_the_largest_shape_of_all_profiles() {
     let h = network.add_cast(x, DataType::Int32).expect("a layer");
     let y = network.add_cast(h, DataType::Int8).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     assert_eq!(engine.inspect().to_json()["memory"]["private_bytes"], 20224);
     let mut context = engine.create_execution_context().expect("a context");
     for (profile, len) in [(0, 5000), (1, 300), (0, 7)] {
@@ -217,7 +217,7 @@ fn ranks_may_choose_different_profiles() {
     }
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let errors = on_ranks(2, move |communicator: Communicator| {
         let rank = communicator.rank().index();
         let mut context = engine.create_execution_context().expect("a context");
@@ -246,8 +246,7 @@ fn plans_with_other_profiles_differ() {
         let third = network.add_optimization_profile().expect("a profile");
         let max = 100 + i64::from(communicator.rank().0);
         network.set_profile_shapes(third, x, [2, 2], [2, 2], [max, 2]).expect("shapes");
-        let mut context =
-            Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context");
+        let mut context = network.build().expect("an engine").create_execution_context().expect("a context");
         context.set_communicator(&communicator).expect_err("other profiles").to_string()
     });
     for text in texts {
@@ -287,7 +286,7 @@ fn a_profile_is_not_chosen_while_work_runs() {
     let y = network.add_plugin("held", Held(receiver.into()), &[x]).expect("a layer");
     let y = network.add_shuffle(y, Shuffle::default()).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let mut context = Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context");
+    let mut context = network.build().expect("an engine").create_execution_context().expect("a context");
     context.set_input_shape("x", [1]).expect("a shape");
     let stream = Stream::worker().expect("a stream");
     let mut bindings = context.create_bindings();
@@ -349,7 +348,7 @@ fn the_shapes_of_a_profile_are_inferred_once() {
     network.set_optimization_profile(x, [1], [2], [3]).expect("a profile");
     let y = network.add_plugin("counted", Counted(Arc::clone(&count)), &[x]).expect("a layer");
     network.mark_output(y, "y").expect("an output");
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     let built = count.load(Ordering::Relaxed);
     for name in ["x", "y", "x", "y"] {
         let shapes = engine.profile_shapes(name, 0).expect("a profile");

@@ -4,8 +4,8 @@
 use distcollective::collective::Collective;
 use distcollective::tensor::{MemorySpace, bf16, f16};
 use distcollective::{
-    Builder, CollectiveOperation, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, ErrorKind,
-    Network, Rank, ReduceOperation, Result, WireType,
+    CollectiveOperation, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, ErrorKind, Network, Rank,
+    ReduceOperation, Result, WireType,
 };
 
 use crate::determinism::engine_of;
@@ -86,7 +86,7 @@ fn networks_with_wrong_types_or_operations_are_not_built() -> Result<()> {
             layer.set_collective_operation(CollectiveOperation::AllToAll);
         }
     }
-    let text = error_of(Builder::new().build(&network), ErrorKind::InvalidNetwork);
+    let text = error_of(network.build(), ErrorKind::InvalidNetwork);
     for part in ["layer \"gather x\" (all_to_all): it has no transport type", "the tensor is float16"] {
         assert!(text.contains(part), "{text}");
     }
@@ -120,7 +120,7 @@ fn inspect_shows_what_movement_needs() -> Result<()> {
         let x = network.add_input("x", DataType::Float32, [3])?;
         let y = network.add(layer, x)?;
         network.mark_output(y, "y")?;
-        let inspection = Builder::new().build(&network)?.inspect();
+        let inspection = network.build()?.inspect();
         assert!(inspection.to_string().contains(shown), "{inspection}");
         assert_eq!(inspection.to_json()["memory"]["step_scratch_bytes"], serde_json::json!(bytes), "{inspection}");
     }

@@ -79,7 +79,7 @@ fn hash<T: Element>(
     };
     let input: Vec<T> = (0..count).map(element).collect();
     let mut output = input.clone();
-    communicator.collective(collective, Some((&input).into()), Some((&mut output).into()))?;
+    communicator.collective(collective, Some(&input), Some(&mut output))?;
     let output = distcollective::Buffer::from(output);
     let hash = Sha256::digest(output.as_bytes()?);
     Ok(hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect())

@@ -5,7 +5,7 @@ use distcollective::comm::BackendKind;
 use distcollective::context::Bindings;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{MemorySpace, TensorView, TensorViewMut};
-use distcollective::{Buffer, Builder, Communicator, DataType, Engine, ExecutionContext, Network};
+use distcollective::{Buffer, Communicator, DataType, Engine, ExecutionContext, Network};
 use serde_json::json;
 
 use super::cuda::{self, Cuda, Event, Handle};
@@ -99,7 +99,7 @@ impl Work {
             Work::Transpose(_, _, permutation) => network.add_shuffle(x, Shuffle::transpose(permutation))?,
         };
         network.mark_output(y, "y")?;
-        Ok(Builder::new().build(&network)?)
+        Ok(network.build()?)
     }
 
     /// The index of the input element that an element of the output is made from.

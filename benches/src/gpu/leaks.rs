@@ -8,9 +8,7 @@ use distcollective::comm::BackendKind;
 use distcollective::context::ContextOptions;
 use distcollective::network::Shuffle;
 use distcollective::tensor::MemorySpace;
-use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Network, ReduceOperation, Stream,
-};
+use distcollective::{Buffer, Communicator, DataType, DistCollective, Engine, Network, ReduceOperation, Stream};
 use serde_json::json;
 
 use super::cuda::{self, Cuda};
@@ -141,5 +139,5 @@ fn engine() -> Result<Engine> {
     let h = network.add_shuffle(h, Shuffle::transpose([1, 0]))?;
     let y = network.add_cast(h, DataType::Float16)?;
     network.mark_output(y, "y")?;
-    Ok(Builder::new().build(&network)?)
+    Ok(network.build()?)
 }

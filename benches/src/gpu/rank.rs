@@ -5,9 +5,7 @@ use distcollective::comm::BackendKind;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::dist_collective::DistCollectiveLayer;
 use distcollective::tensor::MemorySpace;
-use distcollective::{
-    Buffer, Builder, Communicator, DataType, Environment, Error, ErrorKind, ExecutionContext, Network, Rank,
-};
+use distcollective::{Buffer, Communicator, DataType, Environment, Error, ErrorKind, ExecutionContext, Network, Rank};
 
 use super::cuda::{self, Stream};
 use super::measure::Way;
@@ -170,7 +168,7 @@ impl<'a> Case<'a> {
         let x = network.add_input("x", DataType::Float32, [self.input_elements() as i64])?;
         let y = network.add(self.layer()?, x)?;
         network.mark_output(y, "y")?;
-        let mut context = Builder::new().build(&network)?.create_execution_context_with(options)?;
+        let mut context = network.build()?.create_execution_context_with(options)?;
         context.set_communicator(&self.caller.communicator)?;
         let sides = [
             ("x", self.input.as_ptr().cast_mut(), self.input.byte_len()),

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Network, ReduceOperation, Result, Stream,
+    Buffer, Communicator, DataType, DistCollective, Engine, Network, ReduceOperation, Result, Stream,
 };
 use serde_json::json;
 
@@ -31,7 +31,7 @@ pub fn measure(arguments: &Arguments) -> Result<()> {
         for layers in powers(10, arguments.layers, 10) {
             let before = of_this_process()?;
             let (describe, network) = timed(|| chain(layers, ranks))?;
-            let (build, engine) = timed(|| Builder::new().build(&network))?;
+            let (build, engine) = timed(|| network.build())?;
             let memory = of_this_process()? - before;
             let (write, plan) = timed(|| engine.serialize())?;
             let (read, _) = timed(|| Engine::deserialize(&plan))?;

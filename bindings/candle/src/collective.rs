@@ -133,7 +133,7 @@ impl Collective {
             let bound = self.bound(T::DATA_TYPE)?;
             let shape = bound.output_shape(dims)?;
             let mut output = vec![T::default(); shape.element_count()];
-            bound.execute(Some(input.into()), Some((&mut output).into()), dims)?;
+            bound.execute(Some(input), Some(&mut output), dims)?;
             Ok((storage(output), shape.as_slice().into()))
         };
         run().map_err(|error: Error| candle_core::Error::wrap(error.about(|| self.subject())))

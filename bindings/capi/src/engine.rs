@@ -1,7 +1,7 @@
 //! `dcl_engine_*`.
 
+use dcl::Engine;
 use dcl::engine::IoMode;
-use dcl::{Builder, Engine};
 
 use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, index};
 use super::copy_out::{ByteBuffer, ByteDestination, TextBuffer, TextDestination};
@@ -24,7 +24,7 @@ extern "C" fn dcl_engine_build(network: Handle<CNetwork>, engine: OutPointer<Han
     call(|| {
         let network = network.get()?;
         let engine = engine.check("engine")?;
-        let built = Builder::new().build(&*network.network.read()?)?;
+        let built = network.network.read()?.build()?;
         engine.set(Handle::new(CEngine { engine: built }));
         Ok(())
     })

@@ -42,7 +42,7 @@
 //!     call(|| {
 //!         let network = network.get()?;
 //!         let engine = engine.check("engine")?;
-//!         let built = Builder::new().build(&*network.network.read()?)?;
+//!         let built = network.network.read()?.build()?;
 //!         engine.set(Handle::new(CEngine { engine: built }));
 //!         Ok(())
 //!     })

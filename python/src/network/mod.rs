@@ -206,7 +206,7 @@ impl Network {
                     network.set_profile_shapes(profile, input, min?, opt?, max?)?;
                 }
             }
-            distcollective::Builder::new().build(&network)
+            network.build()
         });
         engine.map(Engine::new)
     }

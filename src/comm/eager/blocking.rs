@@ -52,7 +52,7 @@ impl Communicator {
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
         reduce_op: ReduceOperation,
     ) -> Result<()> {
-        self.apart(Collective::AllReduce { reduce_op }, Some(input), Some(output))
+        self.collective(Collective::AllReduce { reduce_op }, Some(input), Some(output))
     }
 
     /// Gives every rank all inputs in rank order: `output` is `n` times as long as `input`.
@@ -62,7 +62,7 @@ impl Communicator {
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
     ) -> Result<()> {
-        self.apart(Collective::AllGather, Some(input), Some(output))
+        self.collective(Collective::AllGather, Some(input), Some(output))
     }
 
     /// Replaces `buffer` on every rank by the root's.
@@ -96,7 +96,7 @@ impl Communicator {
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
         reduce_op: ReduceOperation,
     ) -> Result<()> {
-        self.apart(Collective::ReduceScatter { reduce_op }, Some(input), Some(output))
+        self.collective(Collective::ReduceScatter { reduce_op }, Some(input), Some(output))
     }
 
     /// Gives every rank its block of each input, in rank order: `input` and `output` have the same
@@ -107,7 +107,7 @@ impl Communicator {
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
     ) -> Result<()> {
-        self.apart(Collective::AllToAll, Some(input), Some(output))
+        self.collective(Collective::AllToAll, Some(input), Some(output))
     }
 
     /// Gives the root all inputs in rank order. The root's `output` is `n` times as long as
@@ -120,7 +120,7 @@ impl Communicator {
         output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
         root: impl Into<Rank>,
     ) -> Result<()> {
-        self.apart(Collective::Gather { root: root.into() }, Some(input), output)
+        self.collective(Collective::Gather { root: root.into() }, Some(input), output)
     }
 
     /// Gives every rank its block of the root's `input`, which is `n` times as long as `output`.
@@ -132,34 +132,24 @@ impl Communicator {
         output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
         root: impl Into<Rank>,
     ) -> Result<()> {
-        self.apart(Collective::Scatter { root: root.into() }, input, Some(output))
+        self.collective(Collective::Scatter { root: root.into() }, input, Some(output))
     }
 
     /// Any of the eight operations, with input and output apart. A buffer that this rank does not
     /// use may be absent; if it is given, it must fit.
     #[doc = include_str!("errors.md")]
-    pub fn collective(
-        &self,
-        collective: Collective<Rank>,
-        input: Option<TensorView<'_>>,
-        mut output: Option<TensorViewMut<'_>>,
-    ) -> Result<()> {
-        let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
-        let request = self.request(collective, [input, output])?;
-        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
-        unsafe { self.run_in_turn(request) }
-    }
-
-    /// [`collective`](Self::collective) on what the caller gives.
-    fn apart<'a, 'b>(
+    pub fn collective<'a, 'b>(
         &self,
         collective: Collective<Rank>,
         input: Option<impl TryInto<TensorView<'a>, Error: Into<Error>>>,
         output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
     ) -> Result<()> {
         let input = input.map(|input| self.view(&collective, input)).transpose()?;
-        let output = output.map(|output| self.view_mut(&collective, output)).transpose()?;
-        self.collective(collective, input, output)
+        let mut output = output.map(|output| self.view_mut(&collective, output)).transpose()?;
+        let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
+        let request = self.request(collective, [input, output])?;
+        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
+        unsafe { self.run_in_turn(request) }
     }
 
     /// A collective whose input is its output.

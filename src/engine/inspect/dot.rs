@@ -13,13 +13,13 @@ impl Inspection {
     /// are tensors. A dashed edge is a tensor that may not be written on some rank.
     ///
     /// ```
-    /// use distcollective::{Builder, DataType, DistCollective, Network, ReduceOperation};
+    /// use distcollective::{DataType, DistCollective, Network, ReduceOperation};
     ///
     /// let mut network = Network::new();
     /// let x = network.add_input("x", DataType::Float32, [4, 8])?;
     /// let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
     /// network.mark_output(y, "y")?;
-    /// let graph = Builder::new().build(&network)?.inspect().to_dot();
+    /// let graph = network.build()?.inspect().to_dot();
     /// assert!(graph.contains("among 2 ranks, sum"));
     /// # Ok::<(), distcollective::Error>(())
     /// ```

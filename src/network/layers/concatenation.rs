@@ -127,14 +127,14 @@ impl Network {
     /// output's dimension there is the sum of theirs.
     ///
     /// ```
-    /// use distcollective::{Builder, DataType, Network};
+    /// use distcollective::{DataType, Network};
     ///
     /// let mut network = Network::new();
     /// let a = network.add_input("a", DataType::Float16, [4, 3])?;
     /// let b = network.add_input("b", DataType::Float16, [4, 5])?;
     /// let y = network.add_concatenation(&[a, b], 1)?;
     /// network.mark_output(y, "y")?;
-    /// assert_eq!(Builder::new().build(&network)?.io_tensor("y")?.dims.as_slice(), [4, 8]);
+    /// assert_eq!(network.build()?.io_tensor("y")?.dims.as_slice(), [4, 8]);
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///

@@ -114,7 +114,7 @@ impl Network {
     ///
     /// ```
     /// use distcollective::network::ElementWiseOperation;
-    /// use distcollective::{Builder, DataType, Network, inputs, outputs};
+    /// use distcollective::{DataType, Network, inputs, outputs};
     ///
     /// let mut network = Network::new();
     /// let x = network.add_input("x", DataType::Float32, [2, 3])?;
@@ -122,7 +122,7 @@ impl Network {
     /// let y = network.add_elementwise(x, bias, ElementWiseOperation::Sum)?;
     /// network.mark_output(y, "y")?;
     ///
-    /// let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    /// let mut context = network.build()?.create_execution_context()?;
     /// let (x, mut y) = ([0.0f32, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0f32; 6]);
     /// context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
     /// assert_eq!(y, [10.0, 21.0, 32.0, 13.0, 24.0, 35.0]);

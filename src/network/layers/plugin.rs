@@ -26,7 +26,7 @@ use crate::util::panic_message;
 /// ```
 /// use distcollective::network::{Plugin, PluginCall};
 /// use distcollective::tensor::Shape;
-/// use distcollective::{Builder, DataType, Network, Result};
+/// use distcollective::{DataType, Network, Result};
 /// use distcollective::{inputs, outputs};
 ///
 /// #[derive(Debug)]
@@ -59,7 +59,7 @@ use crate::util::panic_message;
 /// let x = network.add_input("x", DataType::Float32, [2])?;
 /// let y = network.add_plugin("double", Scale(2.0), &[x])?;
 /// network.mark_output(y, "y")?;
-/// let mut context = Builder::new().build(&network)?.create_execution_context()?;
+/// let mut context = network.build()?.create_execution_context()?;
 /// let mut y = [0f32; 2];
 /// context.execute(inputs!["x" => &[1f32, 2.0]], outputs!["y" => &mut y])?;
 /// assert_eq!(y, [2.0, 4.0]);
@@ -219,7 +219,7 @@ type PluginCreator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>
 /// # let x = network.add_input("x", DataType::Float32, [2])?;
 /// # let y = network.add_plugin("double", Scale(2.0), &[x])?;
 /// # network.mark_output(y, "y")?;
-/// # distcollective::Builder::new().build(&network)?.save(&path)?;
+/// # network.build()?.save(&path)?;
 /// let engine = distcollective::Engine::load_with(&path, &plugins)?;
 /// # std::fs::remove_file(&path).expect("the file");
 /// # Ok::<(), distcollective::Error>(())

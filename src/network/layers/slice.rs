@@ -181,14 +181,14 @@ impl Network {
     /// element, so any `start` is right there.
     ///
     /// ```
-    /// use distcollective::{Builder, DataType, Network, inputs, outputs};
+    /// use distcollective::{DataType, Network, inputs, outputs};
     ///
     /// let mut network = Network::new();
     /// let x = network.add_input("x", DataType::Int32, [2, 5])?;
     /// let y = network.add_slice(x, &[0, 4], &[2, 3], &[1, -2])?;
     /// network.mark_output(y, "y")?;
     ///
-    /// let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    /// let mut context = network.build()?.create_execution_context()?;
     /// let (x, mut y) = ([0, 1, 2, 3, 4, 10, 11, 12, 13, 14], [0i32; 6]);
     /// context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
     /// assert_eq!(y, [4, 2, 0, 14, 12, 10]);

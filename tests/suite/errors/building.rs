@@ -4,8 +4,8 @@ use distcollective::collective::{GroupRank, Partition};
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Builder, CollectiveOperation as Op, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, Groups,
-    Network, Rank, ReduceOperation, Result, Root,
+    CollectiveOperation as Op, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, Groups, Network, Rank,
+    ReduceOperation, Result, Root,
 };
 
 use super::{SUM, build_one, expect, network, typed_network};
@@ -66,7 +66,7 @@ fn names_and_numbers_that_are_not_there() {
     );
     network.layer_of_mut(y).expect("a layer").set_name("");
     network.mark_output(y, "").expect("an output");
-    let error = Builder::new().build(&network).expect_err("no names");
+    let error = network.build().expect_err("no names");
     assert_eq!(error.to_string(), "2 mistakes:\n  a cast layer has no name\n  output 0 has no name");
 }
 
@@ -110,7 +110,7 @@ fn ids_of_another_network() {
     // A whole layer of another network in the place of one of this network.
     *network.layer_mut(layer).expect("a layer") = other.layer(other_layer).expect("a layer").clone();
     network.mark_output(y, "y").expect("an output");
-    let error = Builder::new().build(&network).expect_err("a layer of another network");
+    let error = network.build().expect_err("a layer of another network");
     assert_eq!(error.to_string(), format!("layer \"cast_0\" (cast): {}", wrong("tensor 0")));
     // One that names tensors that do not exist here. Types are asked for before anything is built.
     let (mut small, x) = self::network(&[4]);
@@ -124,7 +124,7 @@ fn ids_of_another_network() {
     *small.layer_mut(layer).expect("a layer") = large.layer(far).expect("a layer").clone();
     assert_eq!(small.tensor_data_type(cast).expect("a tensor"), DataType::Int8);
     small.add_cast(cast, DataType::Int32).expect("a layer");
-    Builder::new().build(&small).expect_err("a layer of another network");
+    small.build().expect_err("a layer of another network");
     // A layer of this network in two places.
     let (mut twice, x) = self::network(&[4]);
     let layers = [0, 1].map(|_| {
@@ -132,7 +132,7 @@ fn ids_of_another_network() {
         twice.producer(output).expect("a tensor").expect("a layer")
     });
     *twice.layer_mut(layers[1]).expect("a layer") = twice.layer(layers[0]).expect("a layer").clone();
-    let error = Builder::new().build(&twice).expect_err("two layers compute one tensor");
+    let error = twice.build().expect_err("two layers compute one tensor");
     assert_eq!(error.to_string(), "layer \"cast_0\" (cast): another layer computes its output");
 }
 
@@ -142,12 +142,12 @@ fn names_have_a_most() {
     let y = network.add_cast(x, DataType::Int8).expect("a layer");
     network.layer_of_mut(y).expect("a layer").set_name("n".repeat(4095));
     network.mark_output(y, &"o".repeat(4095)).expect("an output");
-    Builder::new().build(&network).expect("the longest names");
+    network.build().expect("the longest names");
     network.layer_of_mut(y).expect("a layer").set_name("n".repeat(4096));
     network.set_tensor_name(y, &"o".repeat(4096)).expect("a tensor");
     let sides = |letter: &str| format!("{0}…{0}", letter.repeat(60));
     expect(
-        Builder::new().build(&network),
+        network.build(),
         ErrorKind::InvalidNetwork,
         &format!(
             "2 mistakes:\n  the name \"{}\" of a layer has 4096 bytes; at most 4095 are allowed\n  the name \"{}\" of an output \
@@ -374,7 +374,7 @@ fn building_shapes() {
     let y = network.add(DistCollective::all_to_all().nb_rank(2).named("swap"), x).expect("a layer");
     network.mark_output(y, "y").expect("an output");
     expect(
-        Builder::new().build(&network),
+        network.build(),
         InvalidNetwork,
         "layer \"swap\" (all_to_all): dimension 0 is 5, which is not a multiple of 2 ranks; input is float32 [5, 4] (at max \
          of the profile)",
@@ -384,7 +384,7 @@ fn building_shapes() {
     let y = network.add_shuffle(x, Shuffle::reshape([0, 0, 2])).expect("a layer");
     network.mark_output(y, "y").expect("an output");
     expect(
-        Builder::new().build(&network),
+        network.build(),
         InvalidNetwork,
         "layer \"shuffle_0\" (shuffle): reshape [0, 0, 2] gives 24 elements, and [3, 4] has 12",
     );
@@ -402,13 +402,13 @@ fn shapes_that_a_shuffle_cannot_take() {
         let y = network.add_shuffle(x, shuffle).expect("a layer");
         network.mark_output(y, "y").expect("an output");
         let text = format!("layer \"shuffle_0\" (shuffle): {text}");
-        expect(Builder::new().build(&network), ErrorKind::InvalidNetwork, &text);
+        expect(network.build(), ErrorKind::InvalidNetwork, &text);
     }
     let (mut network, x) = network(&[0, 4]);
     let y = network.add_shuffle(x, Shuffle::reshape([0, -1])).expect("a layer");
     network.mark_output(y, "y").expect("an output");
     expect(
-        Builder::new().build(&network),
+        network.build(),
         ErrorKind::InvalidNetwork,
         "layer \"shuffle_0\" (shuffle): reshape [0, -1] of [0, 4] has a dimension of 0 beside the -1, so nothing can be inferred",
     );
@@ -463,7 +463,7 @@ fn building_finds_all_mistakes_at_once() {
     network.set_input(network.producer(f).expect("a tensor").expect("a layer"), 0, g).expect("an input");
     network.mark_output(g, "g").expect("an output");
 
-    let error = Builder::new().build(&network).expect_err("mistakes");
+    let error = network.build().expect_err("mistakes");
     assert_eq!(error.kind(), ErrorKind::InvalidNetwork);
     let texts: Vec<String> = error.mistakes().iter().map(Error::to_string).collect();
     assert_eq!(
@@ -482,11 +482,7 @@ fn building_finds_all_mistakes_at_once() {
     );
     assert_eq!(error.to_string(), format!("9 mistakes:\n  {}", texts.join("\n  ")));
 
-    expect(
-        Builder::new().build(&Network::new()),
-        ErrorKind::InvalidNetwork,
-        "the network has no output; mark_output makes one",
-    );
+    expect(Network::new().build(), ErrorKind::InvalidNetwork, "the network has no output; mark_output makes one");
     let (mut network, x) = typed_network(DataType::Bool, &[1]);
     expect(
         network.add_plugin("odd", Odd { shapes: 1 }, &[x]),
@@ -505,7 +501,7 @@ fn what_is_allowed_but_deserves_a_second_look_is_in_the_log() {
             .expect("a layer");
         let z = network.add_cast(y, DataType::Int8).expect("a layer");
         network.mark_output(z, "z").expect("an output");
-        Builder::new().build(&network).expect("an engine");
+        network.build().expect("an engine");
     });
     assert!(
         text.contains("WARN") && text.contains("all_gather has no root: 3 is ignored; -1 says that there is none"),

@@ -5,8 +5,8 @@ use distcollective::dist_collective::BoundLayer;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{Bool, Dims, Element, Shape};
 use distcollective::{
-    Buffer, Builder, CollectiveOperation as Op, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine,
-    Error, ErrorKind, ExecutionContext, Rank, ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, CollectiveOperation as Op, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Error,
+    ErrorKind, ExecutionContext, Rank, ReduceOperation, Result, Stream, inputs, outputs,
 };
 
 use super::{build_one, expect, network};
@@ -23,7 +23,7 @@ fn context() -> ExecutionContext {
         let flat = network.add_shuffle(y, Shuffle::reshape([-1, 4])).expect("a layer");
         network.mark_output(flat, "flat").expect("an output");
         network.layer_of_mut(flat).expect("a layer").set_name("flatten");
-        Builder::new().build(&network)
+        network.build()
     };
     let error = build(1).expect_err("1 row of 2 does not make rows of 4");
     assert!(error.to_string().contains("(at min of the profile)"), "{error}");
@@ -185,7 +185,7 @@ fn enqueue_finds_overlap_and_misalignment() {
         let y = network.add(sum(), x).expect("a layer");
         network.mark_output(y, &format!("y{i}")).expect("an output");
     }
-    let engine = Builder::new().build(&network).expect("an engine");
+    let engine = network.build().expect("an engine");
     expect(
         enqueue_raw(&engine, &[("x", 0, 16), ("y0", 0, 16), ("y1", 64, 16)]),
         InvalidBuffer,
@@ -348,7 +348,7 @@ fn bound_layers_in_another_order_are_an_error_on_every_rank() {
         let run = |layer: &BoundLayer| {
             let mut y = [0i32; 2];
             let mine = communicator.rank().0 as i32;
-            layer.execute(Some((&[mine]).into()), Some((&mut y).into()), &[1]).map(|()| assert_eq!(y, [0, 1]))
+            layer.execute(Some(&[mine]), Some(&mut y), &[1]).map(|()| assert_eq!(y, [0, 1]))
         };
         for layer in layers.iter().chain(&layers).chain(&layers[1..]) {
             run(layer).expect("the same order");
@@ -375,9 +375,7 @@ fn a_bound_layer_checks_its_buffers() {
     let communicator = &Communicator::in_process(1).expect("one rank")[0];
     let layer = DistCollective::all_gather().nb_rank(1).named("sync").into_layer();
     let bound = layer.bind(communicator, DataType::Int32).expect("it fits");
-    let run = |input: &[i32], output: &mut [i32], dims: &[usize]| {
-        bound.execute(Some(input.into()), Some(output.into()), dims)
-    };
+    let run = |input: &[i32], output: &mut [i32], dims: &[usize]| bound.execute(Some(input), Some(output), dims);
     run(&[1, 2], &mut [0; 2], &[2]).expect("it fits");
     expect(
         run(&[1, 2], &mut [0; 2], &[3]),
@@ -385,17 +383,17 @@ fn a_bound_layer_checks_its_buffers() {
         "rank 0: layer \"sync\" (all_gather): the input has 2 elements, and its shape is [3]",
     );
     expect(
-        bound.execute(Some((&[1f32]).into()), None, &[1]),
+        bound.execute(Some(&[1f32]), None::<&mut [f32]>, &[1]),
         ErrorKind::InvalidBuffer,
         "rank 0: layer \"sync\" (all_gather): the input is float32, and the layer's type int32",
     );
     expect(
-        bound.execute(Some((&[1i32]).into()), None, &[1]),
+        bound.execute(Some(&[1i32]), None::<&mut [i32]>, &[1]),
         ErrorKind::NotReady,
         "rank 0: layer \"sync\" (all_gather): this rank needs an output",
     );
     expect(
-        bound.execute(None, Some((&mut [1i32]).into()), &[1]),
+        bound.execute(None::<&[i32]>, Some(&mut [1i32]), &[1]),
         ErrorKind::NotReady,
         "rank 0: layer \"sync\" (all_gather): this rank needs an input",
     );

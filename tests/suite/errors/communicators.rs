@@ -1,7 +1,7 @@
 //! What setting a communicator and making an environment find.
 
 use distcollective::{
-    Builder, DataType, DistCollective, DistCollectiveLayer, Environment, ErrorKind, Network, Rank, ReduceOperation,
+    DataType, DistCollective, DistCollectiveLayer, Environment, ErrorKind, Network, Rank, ReduceOperation,
 };
 
 use super::{build_one, typed_network};
@@ -67,14 +67,14 @@ fn plans_that_differ() {
         let g = network.add(DistCollective::all_to_all().group([Rank(3), Rank(0)]).named("route"), x).expect("a layer");
         let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(4).named("mlp.3.down"), g);
         network.mark_output(y.expect("a layer"), "y").expect("an output");
-        let mut engine = Builder::new().build(&network).expect("an engine");
+        let mut engine = network.build().expect("an engine");
         if communicator.rank() == Rank(1) {
             // The first collective is the same. This rank has no second one.
             network = Network::new();
             let x = network.add_input("x", DataType::Float32, [64, 4096]).expect("an input");
             let g = network.add(DistCollective::all_to_all().group([Rank(3), Rank(0)]).named("way"), x);
             network.mark_output(g.expect("a layer"), "y").expect("an output");
-            engine = Builder::new().build(&network).expect("an engine");
+            engine = network.build().expect("an engine");
         }
         let mut context = engine.create_execution_context().expect("a context");
         let error = context.set_communicator(&communicator).expect_err("they differ");

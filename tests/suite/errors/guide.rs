@@ -11,8 +11,8 @@ use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error,
-    ErrorKind, Network, Rank, ReduceOperation, Result, TensorDict, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error, ErrorKind,
+    Network, Rank, ReduceOperation, Result, TensorDict, inputs, outputs,
 };
 use fake_gpu::{Variant, library_dir};
 #[cfg(feature = "safetensors")]
@@ -100,7 +100,7 @@ fn one_layer(dims: &[i64], layer: impl Into<DistCollectiveLayer>) -> Result<Engi
     layer.set_name("grad_sync");
     let y = network.add(layer, x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// Mistakes in one rank's own arguments.
@@ -112,7 +112,7 @@ fn before_anything_runs() -> Result<Vec<Error>> {
     network.set_optimization_profile(x, [2, 2], [4, 2], [8, 2])?;
     let y = network.add(sum().nb_rank(1), x)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     let outside_the_profile = context.set_input_shape("x", [9, 2]);
     context.set_input_shape("x", [4, 2])?;
     let failed = [
@@ -290,7 +290,7 @@ fn run_a_plugin_that_fails_on_rank_1(communicator: &Communicator) -> Result<()> 
     let normed = network.add_plugin("norm", RmsNorm, &[x])?;
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), normed)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let x = if communicator.rank() == Rank(1) { -1.0 } else { 1.0 };
     context.execute(inputs!["x" => &[x]], outputs!["y" => &mut [0f32]])

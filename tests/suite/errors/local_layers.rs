@@ -1,7 +1,7 @@
 //! What adding and building ElementWise, Concatenation and Slice layers find.
 
 use distcollective::network::{ElementWiseOperation, LayerBody, TensorId};
-use distcollective::{Builder, DataType, Engine, ErrorKind, Network, Result};
+use distcollective::{DataType, Engine, ErrorKind, Network, Result};
 
 use super::expect;
 
@@ -22,7 +22,7 @@ fn inputs(dims: &[&[i64]]) -> (Network, Vec<TensorId>) {
 
 fn build(mut network: Network, output: TensorId) -> Result<Engine> {
     network.mark_output(output, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 fn sum_of(a: &[i64], b: &[i64]) -> Result<Engine> {
@@ -115,7 +115,7 @@ fn changed_layers_are_checked_at_build() {
     for (number, tensor) in [i, sum, joined, part].into_iter().enumerate() {
         network.mark_output(tensor, &format!("y{number}")).expect("an output");
     }
-    Builder::new().build(&network).expect("an engine");
+    network.build().expect("an engine");
     let number_of = |tensor| network.producer(tensor).expect("a tensor").expect("a layer");
     let (joined_layer, part_layer) = (number_of(joined), number_of(part));
     match network.layer_of_mut(sum).expect("a layer").body_mut() {
@@ -128,7 +128,7 @@ fn changed_layers_are_checked_at_build() {
         other => panic!("{other:?}"),
     }
     expect(
-        Builder::new().build(&network),
+        network.build(),
         ErrorKind::InvalidNetwork,
         "3 mistakes:\n  layer \"elementwise_1\" (elementwise): bool has no div; add_cast converts it to a number\n  layer \
          \"concatenation_2\" (concatenation): input 0 is bool and input 1 is int32; inputs have one type, and add_cast \
@@ -303,7 +303,7 @@ fn setting_a_shape_checks_the_layers() {
     let joined = network.add_concatenation(&x, 1).expect("a layer");
     network.mark_output(sum, "sum").expect("an output");
     network.mark_output(joined, "joined").expect("an output");
-    let mut context = Builder::new().build(&network).expect("an engine").create_execution_context().expect("a context");
+    let mut context = network.build().expect("an engine").create_execution_context().expect("a context");
     context.set_input_shape("x0", [5, 3]).expect("the other shape is missing");
     expect(
         context.set_input_shape("x1", [6, 3]),

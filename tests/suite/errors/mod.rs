@@ -7,7 +7,7 @@ mod guide;
 mod local_layers;
 
 use distcollective::network::TensorId;
-use distcollective::{Builder, DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result};
+use distcollective::{DataType, DistCollectiveLayer, Engine, ErrorKind, Network, ReduceOperation, Result};
 
 const SUM: Option<ReduceOperation> = Some(ReduceOperation::Sum);
 
@@ -40,5 +40,5 @@ fn build_one(dims: &[i64], layer: impl Into<DistCollectiveLayer>) -> Result<Engi
     layer.set_name("sync");
     let y = network.add(layer, x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }

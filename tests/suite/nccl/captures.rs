@@ -14,8 +14,7 @@ use distcollective::log::{LogLevel, set_log_handler};
 use distcollective::stream::Work;
 use distcollective::tensor::MemorySpace;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, Network, Rank, ReduceOperation, Result,
-    Stream,
+    Buffer, Communicator, DataType, DistCollective, Engine, Error, Network, Rank, ReduceOperation, Result, Stream,
 };
 use libloading::Library;
 
@@ -256,7 +255,7 @@ fn any(ranks: u32) -> Result<Engine> {
     let x = network.add_input("x", DataType::Bool, [64])?;
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks), x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// Recording a run frees nothing, not even the scratch memory of a stream that was dropped.
@@ -423,7 +422,7 @@ fn failing_recording(communicator: &Communicator, has_returned: &AtomicBool) -> 
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size()), x)?;
     network.mark_output(y, "y")?;
     let options = ContextOptions::default().cuda_graph(true);
-    let mut context = Builder::new().build(&network)?.create_execution_context_with(options)?;
+    let mut context = network.build()?.create_execution_context_with(options)?;
     context.set_communicator(communicator)?;
     let stream = cuda_stream(communicator)?;
     let mut bindings = context.create_bindings();
@@ -508,7 +507,7 @@ fn calls(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
     let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size());
     let y = network.add(sum, x)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let bindings = (0..CALLS).map(|_| {
         let mut bindings = context.create_bindings();

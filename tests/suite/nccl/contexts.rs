@@ -9,8 +9,8 @@ use distcollective::context::{Bindings, ContextOptions};
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, ExecutionContext, Network,
-    Rank, ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    ReduceOperation, Result, Stream, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -55,7 +55,7 @@ fn sum(ranks: u32, plugin: Option<Copying>) -> Result<Engine> {
     }
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks).named("sum"), x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// A plugin that checks that its tensors are on the GPU, and then fails.
@@ -101,7 +101,7 @@ fn casts(communicator: &Communicator) -> Result<()> {
         x = network.add_shuffle(x, Shuffle::transpose([1, 0]))?;
     }
     network.mark_output(x, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let given: Vec<f32> = (0..15).map(|x| x as f32).collect();
     let mut y = vec![0f32; 15];
@@ -140,7 +140,7 @@ fn groups(ranks: u32) {
         for (tensor, name) in [(sum, "sum"), (max, "max"), (all, "all"), (any, "any")] {
             network.mark_output(tensor, name)?;
         }
-        let engine = Builder::new().build(&network)?;
+        let engine = network.build()?;
         let mut context = engine.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let rank = communicator.rank().0 as i32;
@@ -186,7 +186,7 @@ fn no_groups(ranks: u32) {
         if is_seen {
             network.mark_output(turned, "turned")?;
         }
-        let mut context = Builder::new().build(&network)?.create_execution_context()?;
+        let mut context = network.build()?.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let (mut first, mut second, mut turned) = ([0; 4], [0; 4], [0; 4]);
         let outputs = outputs!["first" => &mut first, "second" => &mut second, "turned" => &mut turned];
@@ -211,7 +211,7 @@ fn reserves_for_groups(communicator: &Communicator) -> Result<()> {
     let group: Vec<Rank> = (0..n).rev().map(Rank).collect();
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Max).group(group), x)?;
     network.mark_output(y, "y")?;
-    let engine = Builder::new().build(&network)?;
+    let engine = network.build()?;
     for options in [ContextOptions::default(), ContextOptions::default().cuda_graph(true)] {
         let mut context = engine.create_execution_context_with(options)?;
         context.set_communicator(communicator)?;

@@ -8,8 +8,8 @@ use distcollective::comm::NcclId;
 use distcollective::context::ContextOptions;
 use distcollective::engine::IoMode;
 use distcollective::{
-    Buffer, Builder, CollectiveOperation, Communicator, DataType, Determinism, DistCollective, DistCollectiveLayer,
-    Engine, ErrorKind, Network, Rank, ReduceOperation, Result, Stream,
+    Buffer, CollectiveOperation, Communicator, DataType, Determinism, DistCollective, DistCollectiveLayer, Engine,
+    ErrorKind, Network, Rank, ReduceOperation, Result, Stream,
 };
 use fake_gpu::Variant;
 
@@ -217,7 +217,7 @@ fn outputs_of(engine: &Engine, communicator: &Communicator, stream: &Stream) -> 
 /// A context that records graphs gives the host's bits in each run: the plain one, the recorded
 /// one, and those that replay.
 fn graphs(communicator: &Communicator, host: &Communicator) -> Result<()> {
-    let engine = Builder::new().build(&network(communicator.world_size())?)?;
+    let engine = network(communicator.world_size())?.build()?;
     let engine = Engine::deserialize(&engine.serialize()?)?;
     let expected = outputs_of(&engine, host, &Stream::inline())?;
     let got = outputs_of(&engine, communicator, &cuda_stream(communicator)?)?;
@@ -238,7 +238,7 @@ fn reserves(communicator: &Communicator) -> Result<()> {
     let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(communicator.world_size());
     let y = network.add(sum, x)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(&exact)?;
     // With two ranks each reduces its share of the first length, and all of the second.
     for len in [100_000i64, 65_000] {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use distcollective::comm::NcclId;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
+    Buffer, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream,
 };
 
@@ -42,7 +42,7 @@ fn sum(ranks: u32) -> Result<Engine> {
     network.set_optimization_profile(x, [1], [4], [64])?;
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks).named("sum"), x)?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// A rank with a context whose input has four elements.

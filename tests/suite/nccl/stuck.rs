@@ -7,8 +7,8 @@ use std::time::Instant;
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, DistCollectiveLayer, Error, Network, Rank,
-    ReduceOperation, Result, Work, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, DistCollectiveLayer, Error, Network, Rank, ReduceOperation, Result,
+    Work, inputs, outputs,
 };
 use fake_gpu::Variant;
 
@@ -107,7 +107,7 @@ fn two(communicator: &Communicator, layer: impl Fn() -> DistCollectiveLayer) -> 
         let y = network.add(layer(), x)?;
         network.mark_output(y, &format!("{name} out"))?;
     }
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let (mut a, mut b) = ([0f32; 4], [0f32; 4]);
     let outputs = outputs!["a out" => &mut a, "b out" => &mut b];

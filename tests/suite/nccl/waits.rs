@@ -10,8 +10,8 @@ use distcollective::comm::Operands;
 use distcollective::network::{Plugin, PluginCall};
 use distcollective::tensor::Shape;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation,
-    Result, Stream, Work,
+    Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation, Result,
+    Stream, Work,
 };
 
 use super::captures::{Driver, free_what_was_dropped};
@@ -100,7 +100,7 @@ fn sum_and_question(ranks: u32, plugin: Asking) -> Result<Engine> {
     let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(ranks), x)?;
     let y = network.add_plugin("asking", plugin, &[sum])?;
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// Work with a short deadline is asked about while a later run is being enqueued, so its event

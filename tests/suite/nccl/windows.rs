@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use distcollective::comm::Operands;
 use distcollective::{
-    Buffer, Builder, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank,
-    ReduceOperation, Result, inputs, outputs,
+    Buffer, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank, ReduceOperation,
+    Result, inputs, outputs,
 };
 use fake_gpu::Variant;
 
@@ -43,7 +43,7 @@ fn with_window(communicator: &Communicator) -> Result<ExecutionContext> {
     let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n), x)?;
     let y = network.add(DistCollective::all_gather().nb_rank(n), sum)?;
     network.mark_output(y, "y")?;
-    let mut context = Builder::new().build(&network)?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
     let mut y = vec![0f32; 1024 * n as usize];
     context.execute(inputs!["x" => &[1f32; 1024]], outputs!["y" => &mut y])?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dcl::network::Shuffle;
-use dcl::{Builder, Communicator, DataType, DistCollective, Engine, Network, Result, inputs, outputs};
+use dcl::{Communicator, DataType, DistCollective, Engine, Network, Result, inputs, outputs};
 use test_support::{Folder, root, run, skip, succeed, timed};
 
 use crate::compiler::{Language, Under, program};
@@ -26,7 +26,7 @@ fn engine() -> Result<Engine> {
     }
     network.layer_of_mut(y)?.set_name("cast");
     network.mark_output(y, "y")?;
-    Builder::new().build(&network)
+    network.build()
 }
 
 /// What the ranks print: the rank, and its y.
