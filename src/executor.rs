@@ -21,6 +21,22 @@ pub(crate) enum Executor<'a> {
     Cuda(&'a Arc<CudaStream>),
 }
 
+/// Does work on the caller's thread, or enqueues it on the stream of the executor.
+macro_rules! on {
+    ($executor:expr, $here:expr, |$stream:ident| $there:expr) => {
+        // SAFETY: the caller promises what this call asks for, as the impl block says.
+        unsafe {
+            match $executor {
+                Executor::Caller => {
+                    $here;
+                    Ok(())
+                }
+                Executor::Cuda($stream) => $there,
+            }
+        }
+    };
+}
+
 /// The arithmetic and the copies that backends do not do.
 ///
 /// # Safety
@@ -78,15 +94,7 @@ impl<'a> Executor<'a> {
 
     /// Fills with zeros.
     pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
-        match self {
-            Executor::Caller => {
-                // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { to.write_bytes(0, byte_len) };
-                Ok(())
-            }
-            // SAFETY: the caller promises what this call asks for, as the impl block says.
-            Executor::Cuda(stream) => unsafe { stream.zero(to, byte_len) },
-        }
+        on!(self, to.write_bytes(0, byte_len), |stream| stream.zero(to, byte_len))
     }
 
     /// Casts `count` elements. It may be in place if both types have one size.
@@ -96,15 +104,7 @@ impl<'a> Executor<'a> {
         (to, output): (DataType, *mut u8),
         count: usize,
     ) -> Result<()> {
-        match self {
-            Executor::Caller => {
-                // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { compute::cast(from, input, to, output, count) };
-                Ok(())
-            }
-            // SAFETY: the caller promises what this call asks for, as the impl block says.
-            Executor::Cuda(stream) => unsafe { stream.cast(from, input, to, output, count) },
-        }
+        on!(self, compute::cast(from, input, to, output, count), |stream| stream.cast(from, input, to, output, count))
     }
 
     /// Writes the elements that a layout reaches from `input` on, one after the other.
@@ -115,15 +115,9 @@ impl<'a> Executor<'a> {
         output: *mut u8,
         element_bytes: usize,
     ) -> Result<()> {
-        match self {
-            Executor::Caller => {
-                // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { compute::gather(input, output, layout, element_bytes) };
-                Ok(())
-            }
-            // SAFETY: the caller promises what this call asks for, as the impl block says.
-            Executor::Cuda(stream) => unsafe { stream.gather(layout, input, output, element_bytes) },
-        }
+        on!(self, compute::gather(input, output, layout, element_bytes), |stream| {
+            stream.gather(layout, input, output, element_bytes)
+        })
     }
 
     /// Copies rows that lie one after the other to rows that begin `pitch_bytes` apart.
@@ -135,15 +129,9 @@ impl<'a> Executor<'a> {
         row_bytes: usize,
         pitch_bytes: usize,
     ) -> Result<()> {
-        match self {
-            Executor::Caller => {
-                // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { compute::copy_rows(input, output, row_count, row_bytes, pitch_bytes) };
-                Ok(())
-            }
-            // SAFETY: the caller promises what this call asks for, as the impl block says.
-            Executor::Cuda(stream) => unsafe { stream.copy_rows(input, output, row_count, row_bytes, pitch_bytes) },
-        }
+        on!(self, compute::copy_rows(input, output, row_count, row_bytes, pitch_bytes), |stream| {
+            stream.copy_rows(input, output, row_count, row_bytes, pitch_bytes)
+        })
     }
 
     /// Combines the elements of two inputs, as the layout broadcasts them.
@@ -155,14 +143,8 @@ impl<'a> Executor<'a> {
         inputs: [*const u8; 2],
         output: *mut u8,
     ) -> Result<()> {
-        match self {
-            Executor::Caller => {
-                // SAFETY: the caller promises what this call asks for, as the impl block says.
-                unsafe { compute::element_wise(operation, data_type, layout, inputs, output) };
-                Ok(())
-            }
-            // SAFETY: the caller promises what this call asks for, as the impl block says.
-            Executor::Cuda(stream) => unsafe { stream.element_wise(operation, data_type, layout, inputs, output) },
-        }
+        on!(self, compute::element_wise(operation, data_type, layout, inputs, output), |stream| {
+            stream.element_wise(operation, data_type, layout, inputs, output)
+        })
     }
 }

@@ -171,7 +171,7 @@ impl OrderState {
 
     /// Whether no earlier ticket conflicts with this one.
     fn is_turn_of(&self, entry: &TicketEntry) -> bool {
-        self.is_first(entry) || !self.before(entry).any(|other| self.conflict(other, entry))
+        !self.before(entry).any(|other| self.conflict(other, entry))
     }
 
     /// Whether it is the turn of a call that a plugin makes in these runs: no earlier ticket
@@ -192,24 +192,8 @@ impl OrderState {
         })
     }
 
-    fn is_first(&self, entry: &TicketEntry) -> bool {
-        self.entries.front().is_some_and(|first| first.number == entry.number)
-    }
-
     fn index_of(&self, entry: &TicketEntry) -> Option<usize> {
         self.entries.binary_search_by_key(&entry.number, |other| other.number).ok()
-    }
-
-    fn has(&self, entry: &TicketEntry) -> bool {
-        self.index_of(entry).is_some()
-    }
-
-    fn remove(&mut self, entry: &TicketEntry) {
-        if self.is_first(entry) {
-            self.entries.pop_front();
-        } else if let Some(index) = self.index_of(entry) {
-            self.entries.remove(index);
-        }
     }
 }
 
@@ -241,7 +225,7 @@ impl SharedOrder {
 
     /// Removes a ticket from the list.
     fn remove(&self, state: &mut OrderState, entry: &TicketEntry) {
-        state.remove(entry);
+        state.index_of(entry).and_then(|index| state.entries.remove(index));
         if state.entries.is_empty() {
             self.sole.store(NO_TICKET, Ordering::Release);
         }
@@ -449,7 +433,7 @@ impl TicketPosition {
         let waits_for = |run: &TicketEntry| {
             let state = self.shared.lock();
             // Work whose ticket is dropped has run, whatever the run's number is.
-            run.number < self.entry.number && state.has(&self.entry) && state.conflict(run, &self.entry)
+            run.number < self.entry.number && state.index_of(&self.entry).is_some() && state.conflict(run, &self.entry)
         };
         runs.iter().any(waits_for)
     }

@@ -48,13 +48,11 @@ mod real {
         /// Sleeps while the counter is `expected`, until [`wake_all`](Self::wake_all) or `timeout`.
         /// It may also return without a reason, so that the caller checks its condition again.
         pub(crate) fn wait(&self, expected: u32, timeout: Duration) {
-            let timeout = Timespec {
-                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: timeout.subsec_nanos().into(),
-            };
+            // A time that the kernel cannot express is endless.
+            let timeout = Timespec::try_from(timeout).ok();
             // After every error (the counter changed, the timeout is over, a signal came) the
             // caller checks its condition.
-            let _ = futex::wait(&self.0, futex::Flags::empty(), expected, Some(&timeout));
+            let _ = futex::wait(&self.0, futex::Flags::empty(), expected, timeout.as_ref());
         }
 
         /// Increments the counter, and wakes all threads that sleep on it.

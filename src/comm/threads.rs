@@ -64,8 +64,8 @@ impl Communicator {
             threads.into_iter().map(join).collect()
         });
         // The first rank whose error does not follow from another's; else the first of all.
-        let failures = || results.iter().filter_map(|result| result.as_ref().err());
-        match failures().find(|failure| !failure.is_consequence).or_else(|| failures().next()) {
+        let failures = results.iter().filter_map(|result| result.as_ref().err());
+        match failures.min_by_key(|failure| failure.is_consequence) {
             Some(failure) => Err(failure.error.clone()),
             None => Ok(results.into_iter().filter_map(Result::ok).collect()),
         }

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::rank::GroupRank;
 
 /// How far this rank has come in its communicator.
+#[derive(Default)]
 pub(crate) struct CallProgress {
     /// The number of its latest collective; the first one is 1.
     pub(crate) sequence: u64,
@@ -29,30 +30,13 @@ pub(crate) struct CallProgress {
     pub(super) agreed: u64,
     /// The collectives up to this one have been published as done (invariant 4).
     pub(super) done: u64,
-    /// This rank may post headers up to this collective (invariant 4).
-    pub(super) room: u64,
+    /// Every rank has finished the collectives up to this one, so that this rank may replace their
+    /// headers (invariant 4).
+    pub(super) replaceable: u64,
     /// The latest collective that gave elements in this rank's eager memory.
     pub(super) eager: u64,
     /// How elements moved in the latest collective that moved any.
     pub(crate) path: Option<TransferPath>,
-}
-
-impl Default for CallProgress {
-    fn default() -> Self {
-        CallProgress {
-            sequence: 0,
-            signatures: Default::default(),
-            counted: 0,
-            is_latest_counted: false,
-            round: 0,
-            stage_room: 0,
-            agreed: 0,
-            done: 0,
-            room: HEADER_RING_LEN,
-            eager: 0,
-            path: None,
-        }
-    }
 }
 
 impl CallProgress {

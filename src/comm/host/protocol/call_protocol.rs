@@ -102,7 +102,7 @@ impl<'a> CallProtocol<'a> {
             segment.domain.check()?;
             return Err(self.report().error(WaitError::PeerLost, posted));
         }
-        if sequence > self.progress.room {
+        if sequence > self.progress.replaceable + HEADER_RING_LEN {
             let replaced = sequence - HEADER_RING_LEN;
             let mut slowest = 0;
             self.wait_and_look(Milestone::Done(replaced), posted, sequence - 1, |call| {
@@ -114,7 +114,7 @@ impl<'a> CallProtocol<'a> {
             if self.progress.agreed < replaced {
                 return Err(self.report().error(WaitError::PeerLost, posted));
             }
-            self.progress.room = slowest.min(self.progress.agreed).saturating_add(HEADER_RING_LEN);
+            self.progress.replaceable = slowest.min(self.progress.agreed);
         }
         self.progress.set_signature(self.request.call);
         Ok(())
@@ -142,9 +142,9 @@ impl<'a> CallProtocol<'a> {
     /// calls from now as the last such call was ago, and gives as much. Not if a peer may still
     /// read that memory.
     pub(crate) fn prefetch_eager(&mut self, byte_len: usize) {
-        let CallProgress { sequence, eager, room, .. } = self.progress;
+        let CallProgress { sequence, eager, replaceable, .. } = self.progress;
         let next = *sequence + (*sequence - std::mem::replace(eager, *sequence));
-        if next <= *room {
+        if next <= *replaceable + HEADER_RING_LEN {
             self.segment.prefetch_eager(self.rank, next, byte_len);
         }
     }
