@@ -4,6 +4,24 @@
 
 use std::time::Duration;
 
+/// A number that one thread stores and others load. A thread that has loaded it sees what the
+/// other one wrote before.
+#[derive(Default)]
+#[repr(transparent)]
+pub(crate) struct Published(AtomicU64);
+
+impl Published {
+    #[inline]
+    pub(crate) fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn store(&self, value: u64) {
+        self.0.store(value, Ordering::Release);
+    }
+}
+
 #[cfg(not(loom))]
 pub(crate) use std::{
     hint::spin_loop,

@@ -126,7 +126,7 @@ impl<'a> CallProtocol<'a> {
         let CallProgress { agreed, done, .. } = self.progress;
         if *agreed > *done {
             *done = *agreed;
-            self.segment.set_done(self.rank, *done);
+            self.segment.publish(self.rank, |slot| &slot.done, *done);
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl<'a> CallProtocol<'a> {
     /// (invariant 8).
     pub(crate) fn has_room_for(&mut self, round: u64) -> bool {
         if round > self.progress.stage_room {
-            let slowest = self.peers().map(|peer| self.segment.taken(peer)).min();
+            let slowest = self.peers().map(|peer| self.segment.slot(peer).taken.load()).min();
             self.progress.stage_room =
                 slowest.map_or(u64::MAX, |taken| taken.saturating_add(stage_count(self.segment.len()) as u64));
         }

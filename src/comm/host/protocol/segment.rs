@@ -12,7 +12,7 @@ use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize, SharedValues};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
-use crate::sync::{AtomicU32, Ordering, Tracked};
+use crate::sync::{Ordering, Published, Tracked};
 
 /// The bytes of a stage: what one round uses of a rank's staging memory.
 pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 64 << 10 };
@@ -66,7 +66,7 @@ struct Allocated {
 #[repr(C, align(128))]
 struct SegmentHeader {
     /// 1 when a member has left.
-    any_left: AtomicU32,
+    any_left: Published,
 }
 
 // SAFETY: invariant 1: the field is an atomic, and zero is a value of it.
@@ -136,10 +136,6 @@ impl Segment {
         Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
     }
 
-    fn header(&self) -> &SegmentHeader {
-        &self.header[0]
-    }
-
     pub(crate) fn members(&self) -> &[Rank] {
         &self.members
     }
@@ -186,13 +182,7 @@ impl Segment {
 
     /// Allocates the eager memory of `rank`, this rank, unless it is allocated already.
     pub(crate) fn allocate_eager(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
-        match self.spans_processes {
-            true => {
-                self.allocate(&self.allocated[rank.index()].eager, (self.eager_offset(rank), EAGER_LEN), keep_going)
-            }
-            // The kernel allocates private memory when it is touched.
-            false => Ok(()),
-        }
+        self.allocate(&self.allocated[rank.index()].eager, (self.eager_offset(rank), EAGER_LEN), keep_going)
     }
 
     fn allocate(
@@ -203,10 +193,18 @@ impl Segment {
     ) -> Result<()> {
         // Only this rank's calls come here, one after the other (invariant 2).
         if !is_allocated.load(Ordering::Relaxed) {
-            self.memory.populate(offset, byte_len, keep_going)?;
+            self.populate(offset, byte_len, keep_going)?;
             is_allocated.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    fn populate(&self, offset: usize, byte_len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
+        match self.spans_processes {
+            true => self.memory.populate(offset, byte_len, keep_going),
+            // The kernel allocates private memory when it is touched.
+            false => Ok(()),
+        }
     }
 
     /// Where the eager memory of a rank begins: behind the stages, and before the rings.
@@ -249,10 +247,10 @@ impl Segment {
         self.stages[stage].write(|| write(self.stage_address(stage)));
     }
 
-    /// Gives `read` the stage of `rank` that its peers read in a round (invariant 7).
-    pub(crate) fn read_stage<T>(&self, rank: GroupRank, round: u64, read: impl FnOnce(*const u8) -> T) -> T {
+    /// The stage of `rank` that its peers read in a round (invariant 7).
+    pub(crate) fn read_stage(&self, rank: GroupRank, round: u64) -> *const u8 {
         let stage = self.stage(rank, round);
-        self.stages[stage].read(|| read(self.stage_address(stage)))
+        self.stages[stage].read(|| self.stage_address(stage))
     }
 
     /// Where the ring of one rank to another begins: the rings are the end of the memory.
@@ -263,11 +261,7 @@ impl Segment {
 
     /// Allocates the ring of `from`, this rank, to another one.
     pub(crate) fn allocate_ring(&self, from: GroupRank, to: GroupRank) -> Result<()> {
-        match self.spans_processes {
-            true => self.memory.populate(self.ring_offset(from, to), ring_len(self.len()), &|| self.domain.check()),
-            // The kernel allocates private memory when it is touched.
-            false => Ok(()),
-        }
+        self.populate(self.ring_offset(from, to), ring_len(self.len()), &|| self.domain.check())
     }
 
     /// The ring of one rank to another.
@@ -282,34 +276,16 @@ impl Segment {
         self.wake();
     }
 
-    /// Publishes that this rank has come to a round (invariant 7), and wakes its peers.
-    pub(crate) fn set_round(&self, rank: GroupRank, round: u64) {
-        self.slot(rank).set_round(round);
-        self.wake();
-    }
-
-    /// Publishes up to which round this rank has taken what it takes (invariant 8), and wakes its
-    /// peers.
-    pub(crate) fn set_taken(&self, rank: GroupRank, round: u64) {
-        self.slot(rank).set_taken(round);
+    /// Publishes a number of this rank's slot, and wakes its peers.
+    pub(crate) fn publish(&self, rank: GroupRank, number: impl FnOnce(&Slot) -> &Published, value: u64) {
+        number(self.slot(rank)).store(value);
         self.wake();
     }
 
     /// Publishes a round in which this rank has given and taken, and wakes its peers.
     pub(crate) fn finish_round(&self, rank: GroupRank, round: u64) {
-        self.slot(rank).set_taken(round);
-        self.set_round(rank, round);
-    }
-
-    /// Up to which round a rank has taken what it takes.
-    pub(crate) fn taken(&self, rank: GroupRank) -> u64 {
-        self.slot(rank).taken()
-    }
-
-    /// Publishes how many collectives this rank has finished (invariant 4), and wakes its peers.
-    pub(crate) fn set_done(&self, rank: GroupRank, sequence: u64) {
-        self.slot(rank).set_done(sequence);
-        self.wake();
+        self.slot(rank).taken.store(round);
+        self.publish(rank, |slot| &slot.round, round);
     }
 
     #[inline]
@@ -319,24 +295,24 @@ impl Segment {
 
     /// Publishes that this rank has left, and wakes its peers.
     pub(crate) fn leave(&self, rank: GroupRank) {
-        self.slot(rank).set_left();
-        self.header().any_left.store(1, Ordering::Release);
+        self.slot(rank).left.store(1);
+        self.header[0].any_left.store(1);
         self.wake();
     }
 
     /// Whether a rank has left or died.
     pub(crate) fn is_gone(&self, rank: GroupRank) -> bool {
-        self.slot(rank).has_left() || self.domain.is_dead(self.member(rank))
+        self.slot(rank).left.load() != 0 || self.domain.is_dead(self.member(rank))
     }
 
     /// Whether a rank has died before it left (invariant 19).
     pub(crate) fn has_died(&self, rank: GroupRank) -> bool {
-        self.domain.is_dead(self.member(rank)) && !self.slot(rank).has_left()
+        self.domain.is_dead(self.member(rank)) && self.slot(rank).left.load() == 0
     }
 
     /// How many collectives a rank has finished. A rank that is gone reads no more headers.
     pub(crate) fn done(&self, rank: GroupRank) -> u64 {
-        if self.is_gone(rank) { u64::MAX } else { self.slot(rank).done() }
+        if self.is_gone(rank) { u64::MAX } else { self.slot(rank).done.load() }
     }
 
     /// Whether a rank has come so far. If it has, what it wrote before is visible.
@@ -344,8 +320,8 @@ impl Segment {
     pub(crate) fn has_reached(&self, rank: GroupRank, milestone: Milestone) -> bool {
         match milestone {
             Milestone::Posted(sequence) => self.slot(rank).call_header(sequence).is_some(),
-            Milestone::Round(round) => self.slot(rank).round() >= round,
-            Milestone::Taken(round) => self.taken(rank) >= round,
+            Milestone::Round(round) => self.slot(rank).round.load() >= round,
+            Milestone::Taken(round) => self.slot(rank).taken.load() >= round,
             Milestone::Done(sequence) => self.done(rank) >= sequence,
         }
     }
@@ -357,7 +333,7 @@ impl Segment {
 
     /// Whether a member has left, or a rank of the domain has died.
     pub(crate) fn has_gone(&self) -> bool {
-        self.header().any_left.load(Ordering::Acquire) != 0 || self.domain.has_dead()
+        self.header[0].any_left.load() != 0 || self.domain.has_dead()
     }
 
     /// Whether a member has left or died without having come so far.

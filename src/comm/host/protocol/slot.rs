@@ -2,7 +2,7 @@
 
 use super::doorbell::Doorbell;
 use crate::comm::host::memory::Shareable;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Published};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the
 /// slowest one.
@@ -17,15 +17,15 @@ pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 #[repr(C, align(128))]
 pub(crate) struct Slot {
     /// The rank's round (invariant 7).
-    round: AtomicU64,
+    pub(in crate::comm::host) round: Published,
     /// Up to which round the rank has taken what it takes (invariant 8).
-    taken: AtomicU64,
+    pub(in crate::comm::host) taken: Published,
     /// How many collectives the rank has finished and found equal on every rank (invariant 4).
-    done: AtomicU64,
+    pub(super) done: Published,
     /// For each `Accessor`, 1 while that thread of the rank touches a peer's buffer (invariant 9).
     pub(super) is_accessing: [AtomicU32; 2],
     /// 1 when the rank has dropped its handle.
-    left: AtomicU32,
+    pub(super) left: Published,
     /// Which peers have sent this rank something.
     doorbell: Doorbell,
     /// The headers of the latest collectives. Collective `s` has the one at `s % HEADER_RING_LEN`.
@@ -159,38 +159,6 @@ impl Slot {
     /// Which peers have sent this rank something.
     pub(crate) fn doorbell(&self) -> &Doorbell {
         &self.doorbell
-    }
-
-    pub(super) fn round(&self) -> u64 {
-        self.round.load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_round(&self, round: u64) {
-        self.round.store(round, Ordering::Release);
-    }
-
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_taken(&self, round: u64) {
-        self.taken.store(round, Ordering::Release);
-    }
-
-    pub(super) fn done(&self) -> u64 {
-        self.done.load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_done(&self, sequence: u64) {
-        self.done.store(sequence, Ordering::Release);
-    }
-
-    pub(super) fn has_left(&self) -> bool {
-        self.left.load(Ordering::Acquire) != 0
-    }
-
-    pub(super) fn set_left(&self) {
-        self.left.store(1, Ordering::Release);
     }
 }
 

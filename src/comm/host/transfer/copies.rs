@@ -4,9 +4,8 @@
 use smallvec::SmallVec;
 
 use super::running_call::RunningCall;
-use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::slot::PAYLOAD_BYTES;
-use crate::compute;
+use crate::compute::{self, Stored};
 use crate::error::Result;
 use crate::rank::GroupRank;
 
@@ -67,10 +66,9 @@ impl RunningCall<'_> {
     unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
         let part = if self.has_input_list() { self.request.call.block_bytes() } else { byte_len };
         for index in 0..byte_len / part.max(1) {
-            let source = if self.has_input_list() { self.input_block(index) } else { self.request.input.pointer };
             // SAFETY: by the contract of `Backend` the input holds these bytes until the call
             // returns. The caller promises the target.
-            unsafe { compute::copy(source, target.add(index * part), part) };
+            unsafe { compute::copy(self.input_block(index), target.add(index * part), part) };
         }
     }
 
@@ -89,35 +87,31 @@ impl RunningCall<'_> {
     /// `copy_of` finds the copy of a rank whose elements this one takes.
     fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
         let call = self.request.call;
-        let (rank, block) = (self.own.rank, call.block_bytes());
-        let input_of = |peer| if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
-        let own_block = rank.index() * block;
-        let take = |peer: GroupRank, offset: usize, target_block: usize| {
-            // SAFETY: a rank's copy holds its input, with the block in it, because the rank made
-            // the same call (invariant 5). The output holds the block by the contract of `Backend`.
-            unsafe { self.move_elements(input_of(peer).wrapping_add(offset), self.output_block(target_block), block) };
+        let (block, offset) = (call.block_bytes(), self.source_offset());
+        let input_of = |peer| {
+            let input = if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
+            input.wrapping_add(offset)
         };
-        let take_all = |offset: usize| self.own.segment.ranks().for_each(|peer| take(peer, offset, peer.index()));
-        let reduce = |reduce_op: ReduceOperation, offset: usize| {
-            let block_of = |peer| Ok(input_of(peer).wrapping_add(offset));
-            self.with_addresses(block_of, |sources| {
-                // SAFETY: as above, for each rank.
-                unsafe { self.reduce_elements(reduce_op, sources, self.request.output.pointer, block) };
+        match call.collective.reduce_op() {
+            _ if !call.writes_output(self.own.rank) || self.request.is_in_place_root(self.own.rank) => Ok(()),
+            Some(reduce_op) => self.with_addresses(
+                |peer| Ok(input_of(peer)),
+                |sources| {
+                    let target = self.request.output.pointer;
+                    // SAFETY: a rank's copy holds its input, with the block in it, because the rank
+                    // made the same call (invariant 5). The output holds the block by the contract
+                    // of `Backend`.
+                    unsafe { self.reduce_elements(reduce_op, sources, Stored::AsFloat32, target, block) };
+                    Ok(())
+                },
+            ),
+            None => {
+                for peer in self.own.segment.ranks().filter(|peer| self.takes_from(*peer)) {
+                    // SAFETY: as above, for each block of the output.
+                    unsafe { self.move_elements(input_of(peer), Stored::AsFloat32, self.output_for(peer), block) };
+                }
                 Ok(())
-            })
-        };
-        match call.collective {
-            Collective::AllReduce { reduce_op } => reduce(reduce_op, 0)?,
-            Collective::Reduce { reduce_op, root } if root == rank => reduce(reduce_op, 0)?,
-            Collective::ReduceScatter { reduce_op } => reduce(reduce_op, own_block)?,
-            Collective::AllGather => take_all(0),
-            Collective::Gather { root } if root == rank => take_all(0),
-            Collective::AllToAll => take_all(own_block),
-            Collective::Broadcast { .. } if self.request.is_in_place_root(rank) => {}
-            Collective::Broadcast { root } => take(root, 0, 0),
-            Collective::Scatter { root } => take(root, own_block, 0),
-            Collective::Reduce { .. } | Collective::Gather { .. } => {}
+            }
         }
-        Ok(())
     }
 }

@@ -8,6 +8,7 @@ use super::running_call::RunningCall;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
+use crate::compute::Stored;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::GroupRank;
@@ -25,23 +26,15 @@ impl RunningCall<'_> {
     pub(super) fn direct(&mut self) -> Result<()> {
         let call = self.request.call;
         let rank = self.own.rank;
-        let (block, own_block) = (call.block_bytes(), rank.index() * call.block_bytes());
         let shares_reduce = self.shares_reduce()?;
         match call.collective {
             Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
             Collective::Reduce { reduce_op, root } if shares_reduce => self.reduce_share(reduce_op, root)?,
-            Collective::AllGather => self.fetch_all(0)?,
-            Collective::AllToAll => self.fetch_all(own_block)?,
-            Collective::Broadcast { root } => self.fetch(root, 0, 0)?,
-            Collective::Scatter { root } => self.fetch(root, own_block, 0)?,
-            Collective::Gather { root } if root == rank => self.fetch_all(0)?,
-            Collective::Reduce { reduce_op, root } if root == rank => {
-                self.reduce(reduce_op, 0, self.output_at(0), block, &[])?;
+            _ if !call.writes_output(rank) => {}
+            Collective::Reduce { reduce_op, .. } | Collective::ReduceScatter { reduce_op } => {
+                self.reduce(reduce_op, self.source_offset(), self.output_at(0), call.block_bytes(), &[])?;
             }
-            Collective::Gather { .. } | Collective::Reduce { .. } => {}
-            Collective::ReduceScatter { reduce_op } => {
-                self.reduce(reduce_op, own_block, self.output_at(0), block, &[])?;
-            }
+            _ => self.fetch_all()?,
         }
         // A peer that failed may have freed its symmetric memory while this process was stopped in
         // its last access (invariant 11).
@@ -113,25 +106,21 @@ impl RunningCall<'_> {
             // SAFETY: `source` is in a buffer that holds these bytes (invariants 5 and 12), and
             // stays valid while this rank has an access (invariants 9, 10 and 13). The output holds
             // them by the contract of `Backend::run`, whose in-place rules keep the two apart.
-            unsafe { self.take_elements(source.add(done), target.add(done), part) };
+            unsafe { self.take_elements(source.add(done), Stored::AsFloat32, target.add(done), part) };
         }
         Ok(())
     }
 
-    /// Copies a block of one peer's input into a block of this rank's output.
-    fn fetch(&self, peer: GroupRank, source_offset: usize, target_block: usize) -> Result<()> {
-        let block = self.request.call.block_bytes();
-        let source = self.peer_address(peer, CallHeader::input, source_offset, block)?;
-        self.copy_in(source, self.output_block(target_block), block)
-    }
-
-    /// Copies a block of every rank's input into the output, in rank order.
-    fn fetch_all(&self, source_offset: usize) -> Result<()> {
+    /// Copies the blocks that this rank takes into its output.
+    fn fetch_all(&self) -> Result<()> {
+        let (offset, block) = (self.source_offset(), self.request.call.block_bytes());
         // Each rank begins with its own block, so that the ranks read different memory at first.
         let n = self.own.segment.len();
-        for i in 0..n {
-            let peer = GroupRank(((self.own.rank.index() + i) % n) as u32);
-            self.fetch(peer, source_offset, peer.index())?;
+        for peer in (0..n).map(|i| GroupRank(((self.own.rank.index() + i) % n) as u32)) {
+            if self.takes_from(peer) {
+                let source = self.peer_address(peer, CallHeader::input, offset, block)?;
+                self.copy_in(source, self.output_for(peer), block)?;
+            }
         }
         Ok(())
     }
@@ -161,7 +150,7 @@ impl RunningCall<'_> {
                 let result = target.wrapping_add(start);
                 let _access = self.own.segment.begin_access(self.own.rank, Accessor::Collective)?;
                 // SAFETY: as in `copy_in`, for every source. In place the target is one of them.
-                unsafe { self.reduce_elements(reduce_op, sources, result, part) };
+                unsafe { self.reduce_elements(reduce_op, sources, Stored::AsFloat32, result, part) };
                 for copy in copies.iter().filter(|copy| **copy != target.cast_const()) {
                     // SAFETY: as in `copy_in`, with a peer's output as the target. This range of it
                     // is this rank's share, which no other rank touches.

@@ -19,20 +19,22 @@ impl RunningCall<'_> {
         call.output_bytes(self.own.segment.len()) > longest
     }
 
-    /// Copies elements of a rank's input, or rounds them. Both addresses may be the same.
+    /// Copies elements of a rank's input, or rounds them. Both addresses may be the same. `stored`
+    /// says how the source has elements of a call with a transport type.
     ///
     /// # Safety
     ///
-    /// The source is valid for reads and the target for writes of `byte_len` bytes, which are whole
-    /// elements, and nothing else writes them during the call. They are the same or do not overlap.
-    pub(super) unsafe fn move_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
+    /// The target is valid for writes of `byte_len` bytes, which are whole elements, and the source
+    /// for reads of as many elements. Nothing else writes them during the call. They are the same
+    /// or do not overlap.
+    pub(super) unsafe fn move_elements(&self, source: *const u8, stored: Stored, target: *mut u8, byte_len: usize) {
         let call = self.request.call;
         // SAFETY: the caller's promise.
         unsafe {
             match call.wire_type {
                 None => compute::copy(source, target, byte_len),
                 Some(wire_type) => {
-                    compute::round(wire_type, Stored::AsFloat32, source, target, byte_len / call.data_type.byte_len());
+                    compute::round(wire_type, stored, source, target, byte_len / call.data_type.byte_len());
                 }
             }
         }
@@ -43,12 +45,12 @@ impl RunningCall<'_> {
     /// # Safety
     ///
     /// As [`move_elements`](Self::move_elements). The two do not overlap.
-    pub(super) unsafe fn take_elements(&self, source: *const u8, target: *mut u8, byte_len: usize) {
+    pub(super) unsafe fn take_elements(&self, source: *const u8, stored: Stored, target: *mut u8, byte_len: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             match self.request.call.wire_type {
                 None if self.is_past_cache() => compute::copy_past_cache(source, target, byte_len),
-                _ => self.move_elements(source, target, byte_len),
+                _ => self.move_elements(source, stored, target, byte_len),
             }
         }
     }
@@ -62,6 +64,7 @@ impl RunningCall<'_> {
         &self,
         reduce_op: ReduceOperation,
         sources: &[*const u8],
+        stored: Stored,
         target: *mut u8,
         byte_len: usize,
     ) {
@@ -72,7 +75,7 @@ impl RunningCall<'_> {
             match call.wire_type {
                 None => compute::reduce(reduce_op, call.data_type, sources, target, count),
                 Some(wire_type) => {
-                    compute::reduce_rounded(reduce_op, wire_type, Stored::AsFloat32, sources, target, count);
+                    compute::reduce_rounded(reduce_op, wire_type, stored, sources, target, count);
                 }
             }
         }
@@ -86,10 +89,10 @@ impl RunningCall<'_> {
         if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
             return;
         }
-        let own = self.output_block(if call.output().is_per_rank { rank.index() } else { 0 });
+        let own = self.output_for(rank);
         if self.request.input.pointer == own {
             // SAFETY: the output holds the block by the contract of `Backend::run`.
-            unsafe { self.move_elements(own, own, call.block_bytes()) };
+            unsafe { self.move_elements(own, Stored::AsFloat32, own, call.block_bytes()) };
         }
     }
 }

@@ -175,6 +175,17 @@ impl<'a> RunningCall<'a> {
         }
     }
 
+    /// Where the block that this rank takes begins in the input of a rank that gives.
+    pub(super) fn source_offset(&self) -> usize {
+        let call = self.request.call;
+        if call.input().is_per_rank { self.own.rank.index() * call.block_bytes() } else { 0 }
+    }
+
+    /// The address of the block of this rank's output that it takes from a peer.
+    pub(super) fn output_for(&self, peer: GroupRank) -> *mut u8 {
+        self.output_block(if self.request.call.output().is_per_rank { peer.index() } else { 0 })
+    }
+
     /// Where peers find this rank's output, if they may write it.
     fn output_location(&self) -> BufferLocation {
         let call = self.request.call;
@@ -224,11 +235,12 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Gives `work` a list with one address for each rank, in rank order.
-    pub(super) fn with_addresses<T>(
+    #[inline]
+    pub(super) fn with_addresses(
         &self,
         address_of: impl Fn(GroupRank) -> Result<*const u8>,
-        work: impl FnOnce(&mut [*const u8]) -> Result<T>,
-    ) -> Result<T> {
+        work: impl FnOnce(&mut [*const u8]) -> Result<()>,
+    ) -> Result<()> {
         let mut addresses = ForEachRank::new();
         for peer in self.own.segment.ranks() {
             addresses.push(address_of(peer)?);

@@ -12,7 +12,7 @@
 //! and what a rank gives to its own reduction goes through its stage too.
 
 use super::running_call::RunningCall;
-use crate::collective::{Collective, ReduceOperation};
+use crate::collective::ReduceOperation;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
@@ -75,7 +75,7 @@ impl RunningCall<'_> {
                 staged += 1;
                 self.protocol.wait_for_stage(staged)?;
                 self.fill_stage(piece_of(staged));
-                self.own.segment.set_round(rank, staged);
+                self.own.segment.publish(rank, |slot| &slot.round, staged);
             }
             for peer in self.protocol.peers() {
                 if self.takes_from(peer) {
@@ -84,7 +84,7 @@ impl RunningCall<'_> {
             }
             self.take_piece(piece_of(round))?;
             if round == last || (round - before).is_multiple_of(taken_batch(n)) {
-                self.own.segment.set_taken(rank, round);
+                self.own.segment.publish(rank, |slot| &slot.taken, round);
             }
         }
         self.protocol.set_round(last);
@@ -118,18 +118,13 @@ impl RunningCall<'_> {
     /// Moves what this rank takes in one round into its output.
     fn take_piece(&self, piece: BlockPiece) -> Result<()> {
         let call = self.request.call;
-        let rank = self.own.rank;
-        if !call.writes_output(rank) {
-            return Ok(());
-        }
-        match call.collective {
-            Collective::AllReduce { reduce_op }
-            | Collective::Reduce { reduce_op, .. }
-            | Collective::ReduceScatter { reduce_op } => self.reduce_stages(reduce_op, piece)?,
-            Collective::AllGather | Collective::Gather { .. } | Collective::AllToAll => {
-                self.own.segment.ranks().for_each(|peer| self.take(peer, peer.index(), piece));
+        match call.collective.reduce_op() {
+            _ if !call.writes_output(self.own.rank) => {}
+            Some(reduce_op) => self.reduce_stages(reduce_op, piece)?,
+            None => {
+                let givers = self.own.segment.ranks().filter(|peer| self.takes_from(*peer));
+                givers.for_each(|giver| self.take(giver, piece));
             }
-            Collective::Broadcast { root } | Collective::Scatter { root } => self.take(root, 0, piece),
         }
         Ok(())
     }
@@ -169,47 +164,35 @@ impl RunningCall<'_> {
         }
         let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
         let offset = part * piece.len * self.staged_type().byte_len();
-        self.own.segment.read_stage(giver, piece.round, |stage| stage.wrapping_add(offset))
+        self.own.segment.read_stage(giver, piece.round).wrapping_add(offset)
     }
 
-    /// Copies the piece that `giver` gives to this rank into a block of the output.
-    fn take(&self, giver: GroupRank, block: usize, piece: BlockPiece) {
-        let call = self.request.call;
-        let byte_len = piece.len * call.data_type.byte_len();
-        let (source, start) = (self.piece_from(giver, piece), piece.start * call.data_type.byte_len());
-        let target = self.output_block(block).wrapping_add(start);
+    /// Copies the piece that `giver` gives to this rank into the output.
+    fn take(&self, giver: GroupRank, piece: BlockPiece) {
+        let element = self.request.call.data_type.byte_len();
+        let (source, byte_len) = (self.piece_from(giver, piece), piece.len * element);
+        let target = self.output_for(giver).wrapping_add(piece.start * element);
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
         // the round (invariant 7), and writes this stage again only after this rank has published a
         // later one (invariant 8).
         unsafe {
-            match call.wire_type {
-                Some(wire_type) if giver != self.own.rank => {
-                    compute::round(wire_type, Stored::AsWireType, source, target, piece.len);
-                }
-                None if giver != self.own.rank => self.take_elements(source, target, byte_len),
-                _ => self.move_elements(source, target, byte_len),
+            match giver == self.own.rank {
+                true => self.move_elements(source, Stored::AsFloat32, target, byte_len),
+                false => self.take_elements(source, Stored::AsWireType, target, byte_len),
             }
         }
     }
 
     /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
     fn reduce_stages(&self, reduce_op: ReduceOperation, piece: BlockPiece) -> Result<()> {
-        let call = self.request.call;
-        let target = self.request.output.pointer.wrapping_add(piece.start * call.data_type.byte_len());
+        let element = self.request.call.data_type.byte_len();
+        let target = self.request.output.pointer.wrapping_add(piece.start * element);
         self.with_addresses(
             |giver| Ok(self.piece_from(giver, piece)),
             |sources| {
                 // SAFETY: as in `take`, for every source. Stages do not overlap the output.
-                unsafe {
-                    match call.wire_type {
-                        None => compute::reduce(reduce_op, call.data_type, sources, target, piece.len),
-                        Some(wire_type) => {
-                            let stored = Stored::AsWireType;
-                            compute::reduce_rounded(reduce_op, wire_type, stored, sources, target, piece.len);
-                        }
-                    }
-                }
+                unsafe { self.reduce_elements(reduce_op, sources, Stored::AsWireType, target, piece.len * element) };
                 Ok(())
             },
         )
