@@ -66,34 +66,42 @@ pub(super) fn check_time(deadline: Instant, done: &str) -> Result<()> {
     Wait::until(deadline).step().map(drop).map_err(stopped)
 }
 
-/// Values in shared memory, whose place is checked once. The memory stays mapped as long as this.
-pub(crate) struct SharedValues<T> {
-    values: NonNull<[T]>,
+/// A value in shared memory, or a slice of values, whose place is checked once. The memory stays
+/// mapped as long as this.
+pub(crate) struct Shared<T: ?Sized> {
+    value: NonNull<T>,
     _memory: Arc<SharedMemory>,
 }
 
-// SAFETY: it is a reference to values that threads may share, and keeps them itself.
-unsafe impl<T: Sync> Send for SharedValues<T> {}
+// SAFETY: it is a reference to a value that threads may share, and keeps it itself.
+unsafe impl<T: ?Sized + Sync> Send for Shared<T> {}
 // SAFETY: as above.
-unsafe impl<T: Sync> Sync for SharedValues<T> {}
+unsafe impl<T: ?Sized + Sync> Sync for Shared<T> {}
 
-impl<T: Shareable> SharedValues<T> {
+impl<T: Shareable> Shared<T> {
+    /// The value at an offset. Panics as [`slice`](Shared::slice).
+    pub(crate) fn new(memory: &Arc<SharedMemory>, offset: usize) -> Self {
+        Shared { value: NonNull::from(&memory.slice(offset, 1)[0]), _memory: Arc::clone(memory) }
+    }
+}
+
+impl<T: Shareable> Shared<[T]> {
     /// `count` values at an offset.
     ///
     /// # Panics
     ///
     /// If they are not within the memory, or not aligned.
-    pub(crate) fn new(memory: &Arc<SharedMemory>, offset: usize, count: usize) -> Self {
-        SharedValues { values: NonNull::from(memory.slice(offset, count)), _memory: Arc::clone(memory) }
+    pub(crate) fn slice(memory: &Arc<SharedMemory>, offset: usize, count: usize) -> Self {
+        Shared { value: NonNull::from(memory.slice(offset, count)), _memory: Arc::clone(memory) }
     }
 }
 
-impl<T> Deref for SharedValues<T> {
-    type Target = [T];
+impl<T: ?Sized> Deref for Shared<T> {
+    type Target = T;
 
-    fn deref(&self) -> &[T] {
-        // SAFETY: `new` has borrowed the values from the memory, which lives as long as this.
-        unsafe { self.values.as_ref() }
+    fn deref(&self) -> &T {
+        // SAFETY: the value was borrowed from the memory, which lives as long as this.
+        unsafe { self.value.as_ref() }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::process::{Resource, getrlimit};
 
-use super::{Shareable, SharedMemory, SharedMemorySize, SharedValues, in_pieces};
+use super::{Shareable, Shared, SharedMemory, SharedMemorySize, in_pieces};
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::util::fork::{ProcessGuard, fork_count};
@@ -97,8 +97,8 @@ impl WorldMemory {
 pub(crate) struct WorldFile {
     file: OwnedFd,
     byte_len: u64,
-    header: SharedValues<TableHeader>,
-    table: SharedValues<FileRange>,
+    header: Shared<TableHeader>,
+    table: Shared<[FileRange]>,
     process: ProcessGuard,
 }
 
@@ -155,8 +155,8 @@ impl WorldFile {
         Ok(Arc::new(WorldFile {
             file,
             byte_len,
-            header: SharedValues::new(&table, 0, 1),
-            table: SharedValues::new(&table, size_of::<TableHeader>(), MOST_RANGES),
+            header: Shared::new(&table, 0),
+            table: Shared::slice(&table, size_of::<TableHeader>(), MOST_RANGES),
             process: ProcessGuard::current(),
         }))
     }
@@ -215,7 +215,7 @@ impl WorldFile {
             }
             let mut is_dirty = false;
             if range.byte_len.load(Ordering::Relaxed) == 0 {
-                let used = &self.header[0].used;
+                let used = &self.header.used;
                 let more = |used: u64| used.checked_add(byte_len).filter(|end| *end <= self.byte_len - SHORTEST_RANGE);
                 let Ok(used) = used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
                     range.users.store(0, Ordering::Release);

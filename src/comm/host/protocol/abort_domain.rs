@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::asymmetric_fence::AsymmetricFence;
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
-use crate::comm::host::memory::{Shareable, SharedMemory, SharedValues};
+use crate::comm::host::memory::{Shareable, Shared, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
-use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, yield_now};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, Published, yield_now};
 use crate::util::fork::ProcessGuard;
 
 /// The state that a communicator shares with everything split from it. A failure in one of them
@@ -20,8 +20,8 @@ use crate::util::fork::ProcessGuard;
 pub(crate) struct AbortDomain {
     pub(crate) process: ProcessGuard,
     pub(super) callers: CallerThreads,
-    header: SharedValues<DomainHeader>,
-    wake_flags: SharedValues<WakeFlag>,
+    header: Shared<DomainHeader>,
+    wake_flags: Shared<[WakeFlag]>,
     world_size: u32,
     /// The ranks of this process.
     local_ranks: Range<u32>,
@@ -34,10 +34,10 @@ pub(crate) struct AbortDomain {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 struct DomainHeader {
+    /// 1 when a rank has died.
+    any_dead: Published,
     /// How many threads sleep or are about to.
     sleepers: AtomicU32,
-    /// 1 when a rank has died.
-    any_dead: AtomicU32,
     fence: AsymmetricFence,
     abort: AbortRecord,
     processors: ProcessorSet,
@@ -51,9 +51,9 @@ struct WakeFlag {
     /// How many threads of the rank sleep or are about to.
     sleepers: AtomicU32,
     /// 1 when the rank's process has ended, or has dropped all its handles.
-    dead: AtomicU32,
+    dead: Published,
     /// Whom the rank waits for in a send or a receive, or 0.
-    awaited: AtomicU64,
+    awaited: Published,
 }
 
 /// Which rank ended the communicator, and why (invariant 16).
@@ -102,10 +102,10 @@ impl AbortDomain {
 
     /// The domain at the beginning of memory that is zeroed, or that ranks share already.
     pub(crate) fn new(memory: &Arc<SharedMemory>, world_size: u32, local_ranks: Range<u32>) -> Self {
-        let header = SharedValues::<DomainHeader>::new(memory, 0, 1);
-        let wake_flags = SharedValues::new(memory, size_of::<DomainHeader>(), world_size as usize);
-        let processors = header[0].processors.add_own();
-        header[0].fence.join(local_ranks.len() as u32);
+        let header = Shared::<DomainHeader>::new(memory, 0);
+        let wake_flags = Shared::slice(memory, size_of::<DomainHeader>(), world_size as usize);
+        let processors = header.processors.add_own();
+        header.fence.join(local_ranks.len() as u32);
         AbortDomain {
             process: ProcessGuard::current(),
             callers: CallerThreads::new(local_ranks.clone()),
@@ -128,15 +128,11 @@ impl AbortDomain {
         if cfg!(loom) || self.may_spin.get().is_some() {
             return !cfg!(loom);
         }
-        let is_enough = self.header().processors.is_enough_for(self.world_size as usize, &self.processors);
+        let is_enough = self.header.processors.is_enough_for(self.world_size as usize, &self.processors);
         if is_enough {
             self.may_spin.get_or_init(|| ());
         }
         is_enough
-    }
-
-    fn header(&self) -> &DomainHeader {
-        &self.header[0]
     }
 
     pub(crate) fn world_size(&self) -> u32 {
@@ -146,17 +142,17 @@ impl AbortDomain {
     /// Publishes whom a rank waits for in a send or a receive; 0 for no rank. A rank that fails
     /// aborts before it publishes that it waits no more.
     pub(crate) fn set_awaited(&self, rank: Rank, awaited: u64) {
-        self.wake_flags[rank.index()].awaited.store(awaited, Ordering::Release);
+        self.wake_flags[rank.index()].awaited.store(awaited);
     }
 
     /// Whom a rank waits for, as it has published it.
     pub(crate) fn awaited(&self, rank: Rank) -> u64 {
-        self.wake_flags[rank.index()].awaited.load(Ordering::Acquire)
+        self.wake_flags[rank.index()].awaited.load()
     }
 
     /// Whether an abort has begun.
     pub(crate) fn is_aborted(&self) -> bool {
-        self.header().abort.state.load(Ordering::Acquire) != ALIVE
+        self.header.abort.state.load(Ordering::Acquire) != ALIVE
     }
 
     /// Ends all communicators of the domain. The first caller's reason is kept (invariant 16). In a
@@ -165,7 +161,7 @@ impl AbortDomain {
         if !self.process.is_current() {
             return;
         }
-        let record = &self.header().abort;
+        let record = &self.header.abort;
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
@@ -195,7 +191,7 @@ impl AbortDomain {
 
     /// The error of every call after an abort.
     pub(super) fn abort_error(&self) -> Error {
-        let record = &self.header().abort;
+        let record = &self.header.abort;
         let mut state = record.state.load(Ordering::Acquire);
         let deadline = Instant::now() + REASON_TIMEOUT;
         while state != ABORTED && Instant::now() < deadline {
@@ -222,36 +218,36 @@ impl AbortDomain {
 
     /// Marks a rank whose process has ended as dead, and wakes all ranks (invariant 20).
     pub(crate) fn mark_dead(&self, rank: Rank) {
-        self.wake_flags[rank.index()].dead.store(1, Ordering::Release);
-        self.header().any_dead.store(1, Ordering::Release);
+        self.wake_flags[rank.index()].dead.store(1);
+        self.header.any_dead.store(1);
         self.wake((0..self.world_size).map(Rank));
     }
 
     /// Whether any rank has been marked dead.
     pub(crate) fn has_dead(&self) -> bool {
-        self.header().any_dead.load(Ordering::Acquire) != 0
+        self.header.any_dead.load() != 0
     }
 
     /// Whether a rank's process has ended. It may have left before: see `Segment::has_died`.
     pub(crate) fn is_dead(&self, rank: Rank) -> bool {
-        self.wake_flags[rank.index()].dead.load(Ordering::Acquire) != 0
+        self.wake_flags[rank.index()].dead.load() != 0
     }
 
     /// The frequent side's fence of an agreement between threads of this domain.
     pub(super) fn light_fence(&self) {
-        self.header().fence.light(self.world_size);
+        self.header.fence.light(self.world_size);
     }
 
     /// The rare side's fence of such an agreement.
     pub(super) fn heavy_fence(&self) {
-        self.header().fence.heavy();
+        self.header.fence.heavy();
     }
 
     /// Wakes those of `ranks` that sleep. The caller has stored what they wait for (invariant 15).
     pub(crate) fn wake(&self, ranks: impl Iterator<Item = Rank>) {
         // Pairs with the fence in `sleep`.
         self.light_fence();
-        if self.header().sleepers.load(Ordering::Relaxed) == 0 {
+        if self.header.sleepers.load(Ordering::Relaxed) == 0 {
             return;
         }
         for rank in ranks {
@@ -267,14 +263,14 @@ impl AbortDomain {
     pub(super) fn sleep(&self, rank: Rank, timeout: Duration, must_wake: impl FnOnce() -> bool) {
         let flag = &self.wake_flags[rank.index()];
         flag.sleepers.fetch_add(1, Ordering::Relaxed);
-        self.header().sleepers.fetch_add(1, Ordering::Relaxed);
+        self.header.sleepers.fetch_add(1, Ordering::Relaxed);
         let wakes = flag.futex.load();
         // Pairs with the fence in `wake`.
         self.heavy_fence();
         if !must_wake() {
             flag.futex.wait(wakes, timeout);
         }
-        self.header().sleepers.fetch_sub(1, Ordering::Relaxed);
+        self.header.sleepers.fetch_sub(1, Ordering::Relaxed);
         flag.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -290,7 +286,7 @@ mod tests {
         for [kind, rank, len] in [[u32::MAX; 3], [0, 7, u32::MAX], [1, u32::MAX, 3], [2, 0, 0]] {
             let memory = Arc::new(SharedMemory::for_threads(AbortDomain::byte_len(2)).expect("memory"));
             let domain = AbortDomain::new(&memory, 2, 0..2);
-            let record = &domain.header().abort;
+            let record = &domain.header.abort;
             record
                 .reason
                 .iter()

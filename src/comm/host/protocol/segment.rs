@@ -9,7 +9,7 @@ use super::abort_domain::AbortDomain;
 use super::prefetch::prefetch_to_write;
 use super::ring::{Ring, ring_len};
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
-use crate::comm::host::memory::{Shareable, SharedMemory, SharedMemorySize, SharedValues};
+use crate::comm::host::memory::{Shareable, Shared, SharedMemory, SharedMemorySize};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{Ordering, Published, Tracked};
@@ -40,8 +40,8 @@ pub(crate) struct Segment {
     /// The members by their ranks in the first communicator of the domain.
     members: Box<[Rank]>,
     memory: Arc<SharedMemory>,
-    header: SharedValues<SegmentHeader>,
-    slots: SharedValues<Slot>,
+    header: Shared<SegmentHeader>,
+    slots: Shared<[Slot]>,
     /// Where the segment begins in its memory.
     offset: usize,
     /// Whether members live in several processes, so that they cannot reach each other's buffers.
@@ -119,8 +119,8 @@ impl Segment {
         offset: usize,
         spans_processes: bool,
     ) -> Self {
-        let header = SharedValues::new(&memory, offset, 1);
-        let slots = SharedValues::new(&memory, offset + size_of::<SegmentHeader>(), members.len());
+        let header = Shared::new(&memory, offset);
+        let slots = Shared::slice(&memory, offset + size_of::<SegmentHeader>(), members.len());
         let stages = (0..members.len() * stage_count(members.len())).map(|_| Tracked::default()).collect();
         let eager = (0..members.len() * HEADER_RING_LEN as usize).map(|_| Tracked::default()).collect();
         let allocated = members.iter().map(|_| Allocated::default()).collect();
@@ -296,7 +296,7 @@ impl Segment {
     /// Publishes that this rank has left, and wakes its peers.
     pub(crate) fn leave(&self, rank: GroupRank) {
         self.slot(rank).left.store(1);
-        self.header[0].any_left.store(1);
+        self.header.any_left.store(1);
         self.wake();
     }
 
@@ -333,7 +333,7 @@ impl Segment {
 
     /// Whether a member has left, or a rank of the domain has died.
     pub(crate) fn has_gone(&self) -> bool {
-        self.header[0].any_left.load() != 0 || self.domain.has_dead()
+        self.header.any_left.load() != 0 || self.domain.has_dead()
     }
 
     /// Whether a member has left or died without having come so far.
