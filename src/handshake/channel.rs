@@ -75,14 +75,6 @@ impl Channel {
         self.is_local
     }
 
-    /// The Unix socket of a local channel, blocking again. Bytes that came of a message whose end
-    /// did not come are lost.
-    pub(crate) fn into_unix(self) -> io::Result<UnixStream> {
-        let stream = UnixStream::from(self.socket);
-        stream.set_nonblocking(false)?;
-        Ok(stream)
-    }
-
     /// From now on every message has a tag, in both directions; on a local channel it needs none.
     pub(crate) fn begin_session(&mut self, session: Session) {
         if !self.is_local {
@@ -138,14 +130,6 @@ impl Channel {
         }
     }
 
-    /// Waits until something has come, or the other end has closed.
-    pub(crate) fn wait_until_readable(&self, waiting: &mut Wait<'_>) -> io::Result<()> {
-        while !self.is_readable()? {
-            wait(&mut [PollFd::new(self, PollFlags::IN)], waiting)?;
-        }
-        Ok(())
-    }
-
     /// The next message, if all of it has come.
     pub(crate) fn try_receive<T: DeserializeOwned>(&mut self, longest: usize) -> io::Result<Option<WireMessage<T>>> {
         loop {
@@ -198,6 +182,12 @@ impl Channel {
     pub(crate) fn shut_down(&self) {
         // This fails if the connection has ended already.
         let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.socket
     }
 }
 

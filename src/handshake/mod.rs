@@ -47,7 +47,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use channel::{Channel, Frame, Listener, connect_abstract, poll_for, refused_user, wait};
 pub(crate) use credentials::{Peer, overflow_user, own_user};
-pub(crate) use frame::{LENGTH_BYTES, body_len, decode, encode_frame};
+#[cfg(test)]
+pub(crate) use frame::{LENGTH_BYTES, decode, encode_frame};
 pub(crate) use key::{Key, random, random_text};
 #[cfg(test)]
 pub(crate) use key::{Sender, Statement, TAG_BYTES};
@@ -57,7 +58,7 @@ pub(crate) use rank_0::{Member, PeerGathering};
 use crate::error::{Error, ErrorKind};
 
 /// The protocol and its version: what both ends say first, and what a rendezvous file is of.
-pub(crate) const PROTOCOL: &str = "distcollective handshake 5";
+pub(crate) const PROTOCOL: &str = "distcollective handshake 6";
 
 /// How long a connection may take until its hello has come.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);

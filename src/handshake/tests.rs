@@ -17,7 +17,7 @@ fn shortly() -> Instant {
 }
 
 /// A channel over each transport, and the other end of its connection.
-fn channels() -> [(Channel, Box<dyn ReadWrite>); 2] {
+fn channels() -> [(Channel, Box<dyn ReadWrite + Send>); 2] {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let tcp = TcpStream::connect(listener.local_addr().expect("bound")).expect("a listener");
     tcp.set_nodelay(true).expect("an option");
@@ -143,4 +143,24 @@ fn a_long_reason_is_cut() {
     assert!(end.reason.ends_with("é ...") && end.reason.len() <= LONGEST_REASON + 4);
     let frame = encode_frame(&WireMessage::<()>::End(end)).expect("bytes");
     assert!(frame.len() - LENGTH_BYTES <= LONGEST_ANSWER);
+}
+
+/// Bytes that come one at a time do not move the deadline.
+#[test]
+fn a_message_has_one_deadline_for_all_of_its_bytes() {
+    for (mut channel, mut far) in channels() {
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(move || {
+                let mut trickle = (1u32 << 16).to_le_bytes().into_iter().chain(std::iter::repeat(0));
+                // Until the receiver closes its end.
+                while far.write_all(&[trickle.next().expect("no end")]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let error = channel.receive::<Vec<u8>>(LONGEST, &mut Wait::until(shortly())).err();
+            assert_eq!(error.map(|e| e.kind()), Some(ErrorKind::TimedOut));
+            drop(channel);
+            sender.join().expect("no panic");
+        });
+    }
 }

@@ -1,14 +1,12 @@
 //! One rank of a host communicator, and the calls of the `Backend` contract on it.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use super::arena::Arena;
-use super::memory::world_memory::WorldMemory;
 use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
-use super::process_monitor::ProcessMonitor;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
 use super::protocol::call_progress::CallProgress;
 use super::protocol::segment::Segment;
@@ -37,36 +35,36 @@ pub(crate) struct HostBackend {
     pub(super) own: OwnRank,
     /// Locked during a call, so that the rank makes one call at a time (invariant 2).
     progress: Mutex<CallProgress>,
-    pub(super) memory: Arc<WorldMemory>,
-    /// Kept so that the monitor thread runs as long as this process has a handle.
-    monitor: Option<Arc<ProcessMonitor>>,
-    /// The error of this rank's own that ended the communicator. Every further call returns it.
-    ended: Arc<OnceLock<Error>>,
+    pub(super) world: Arc<World>,
     messenger: Arc<Messenger>,
 }
 
 impl HostBackend {
     /// The backends of some of this process's ranks in a world's first communicator.
-    pub(super) fn of_world(world: &World, ranks: std::ops::Range<u32>) -> Vec<Self> {
+    pub(super) fn of_world(world: &Arc<World>, ranks: std::ops::Range<u32>) -> Vec<Self> {
         let of_rank = |rank| {
-            let (segment, arena, lineage) = (Arc::clone(&world.root), Arc::default(), [world.root.id].into());
-            let own = OwnRank { segment, rank: GroupRank(rank), arena, lineage };
-            Self::with(own, Arc::clone(&world.memory), world.monitor.clone())
+            let (segment, lineage) = (Arc::clone(&world.root), [world.root.id].into());
+            Self::with(world, segment, GroupRank(rank), Arc::default(), lineage)
         };
         ranks.map(of_rank).collect()
     }
 
-    fn with(own: OwnRank, memory: Arc<WorldMemory>, monitor: Option<Arc<ProcessMonitor>>) -> Self {
-        let ended = Arc::<OnceLock<Error>>::default();
-        let messenger = Arc::new(Messenger::new(own.clone(), Arc::clone(&ended)));
-        HostBackend { own, progress: Mutex::default(), memory, monitor, ended, messenger }
+    fn with(
+        world: &Arc<World>,
+        segment: Arc<Segment>,
+        rank: GroupRank,
+        arena: Arc<Arena>,
+        lineage: Arc<[u64]>,
+    ) -> Self {
+        let own = OwnRank { segment, rank, arena, lineage, ended: Arc::default() };
+        let messenger = Arc::new(Messenger::new(own.clone()));
+        HostBackend { own, progress: Mutex::default(), world: Arc::clone(world), messenger }
     }
 
     /// This rank in a communicator that is split from this one.
     fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
         let lineage = std::iter::once(segment.id).chain(self.own.lineage.iter().copied()).collect();
-        let own = OwnRank { segment, rank, arena: Arc::clone(&self.own.arena), lineage };
-        Self::with(own, Arc::clone(&self.memory), self.monitor.clone())
+        Self::with(&self.world, segment, rank, Arc::clone(&self.own.arena), lineage)
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
@@ -101,7 +99,7 @@ impl HostBackend {
         // While another thread of this rank is in a collective, the rank's next call compares.
         let Ok(mut progress) = self.progress.try_lock() else { return Ok(()) };
         // The message itself returns the error of a communicator that has ended.
-        if progress.is_agreed() || self.check_alive().is_err() {
+        if progress.is_agreed() || self.own.check().is_err() {
             return Ok(());
         }
         // Pairs with the same fence of the peer. Both have posted their headers before, so one of
@@ -111,22 +109,9 @@ impl HostBackend {
         progress.compare_until(&self.own.segment, self.own.rank, latest).map_err(|error| self.end(error))
     }
 
-    /// The error that ended the communicator, if one did.
-    #[inline]
-    fn check_alive(&self) -> Result<()> {
-        self.ended.get().map_or_else(|| self.domain().check(), |error| Err(error.clone()))
-    }
-
     /// Ends the communicator because of this rank's own error.
     fn end(&self, error: Error) -> Error {
-        let reason = error.to_string();
-        self.end_because(error, &reason)
-    }
-
-    /// [`end`](Self::end), with another text for the other ranks.
-    fn end_because(&self, error: Error, reason: &str) -> Error {
-        self.abort(error.kind(), reason);
-        self.ended.get_or_init(|| error.clone());
+        self.own.end(&error, &error.to_string());
         error
     }
 
@@ -148,7 +133,7 @@ impl HostBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
-        self.check_alive().map_err(|e| request.label(e))?;
+        self.own.check().map_err(|e| request.label(e))?;
         let mut call = RunningCall::new(&self.own, progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
@@ -157,7 +142,8 @@ impl HostBackend {
             // The layer's name is this rank's. An error that every rank gets as it is comes
             // without.
             let reason = if is_shared(error.kind()) { text } else { error.to_string() };
-            self.end_because(error, &reason)
+            self.own.end(&error, &reason);
+            error
         })
     }
 }
@@ -181,13 +167,13 @@ impl EnteredCall<'_> {
     ) -> Result<(u64, Arc<SharedMemory>)> {
         let (backend, deadline) = (self.backend, self.deadline);
         // A communicator that has ended takes no memory.
-        backend.check_alive()?;
+        backend.own.check()?;
         if first != backend.own.rank {
             let id = self.gather_numbers(purpose, 0)?[first.index()] as u64;
-            return Ok((id, backend.memory.find(id, size.byte_len)?));
+            return Ok((id, backend.world.memory.find(id, size.byte_len)?));
         }
         let keep_going = || backend.check_peers().and_then(|()| check_time(deadline, "allocated"));
-        let allocated = backend.memory.allocate(size, users, &keep_going);
+        let allocated = backend.world.memory.allocate(size, users, &keep_going);
         // A peer that fails aborts before its connection ends. Its reason is the better error.
         let (id, memory) = allocated.map_err(|error| backend.domain().check().err().unwrap_or(error))?;
         self.gather_numbers(purpose, id as i64)?;
@@ -382,14 +368,14 @@ impl Backend for HostBackend {
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.domain().abort(kind, self.own.segment.member(self.own.rank), reason);
+        self.domain().abort(kind, self.own.member(), reason);
     }
 }
 
 impl Watch for HostBackend {
     fn check(&self) -> Result<()> {
         self.check_process()?;
-        self.check_alive()
+        self.own.check()
     }
 
     fn fail(&self, error: Error) -> Error {

@@ -1,6 +1,6 @@
 //! This rank of a communicator.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::arena::Arena;
 use super::protocol::segment::Segment;
@@ -17,12 +17,27 @@ pub(super) struct OwnRank {
     /// The ids of this communicator and of those that it was split from. All members have the
     /// symmetric memory of these.
     pub(super) lineage: Arc<[u64]>,
+    /// The error of this rank's own that ended the communicator. Every further call returns it.
+    pub(super) ended: Arc<OnceLock<Error>>,
 }
 
 impl OwnRank {
     /// This rank's number in the first communicator of the domain.
     pub(super) fn member(&self) -> Rank {
         self.segment.member(self.rank)
+    }
+
+    /// The error that ended the communicator, if one did.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        self.ended.get().map_or_else(|| self.segment.domain.check(), |error| Err(error.clone()))
+    }
+
+    /// Ends the communicator because of an error of this rank; the other ranks get the reason.
+    /// Returns the first such error.
+    pub(super) fn end(&self, error: &Error, reason: &str) -> &Error {
+        self.segment.domain.abort(error.kind(), self.member(), reason);
+        self.ended.get_or_init(|| error.clone())
     }
 
     /// Tells a peer that there is something in its ring (invariant 24).

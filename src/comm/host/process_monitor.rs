@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -55,18 +54,15 @@ impl ProcessMonitor {
     pub(crate) fn start(
         processes: Vec<RankProcess>,
         own: usize,
-        connections: Vec<Option<UnixStream>>,
+        connections: Vec<Option<OwnedFd>>,
         domain: Arc<AbortDomain>,
         pids_are_ours: bool,
     ) -> Result<Self> {
         make_room_for_processes(processes.len());
         let refused = |call| move |e| caused_by(error!(System, "no monitor of the other processes"), call, e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| refused("eventfd")(e.into()))?);
-        let connections = connections.into_iter().enumerate();
-        let sign = |(process, stream): (_, Option<UnixStream>)| {
-            Some(EndSign { process, fd: stream?.into(), is_connection: true })
-        };
-        let signs = connections.filter_map(sign).collect();
+        let sign = |(process, fd): (_, Option<OwnedFd>)| Some(EndSign { process, fd: fd?, is_connection: true });
+        let signs = connections.into_iter().enumerate().filter_map(sign).collect();
         let mut thread = MonitorThread { processes, own, domain: Arc::clone(&domain), stop: Arc::clone(&stop), signs };
         thread.open_pidfds(pids_are_ours);
         let builder = std::thread::Builder::new().name("dcl-watch".to_owned());
@@ -181,6 +177,7 @@ impl MonitorThread {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -194,7 +191,7 @@ mod tests {
         let processes = (0..3).map(|first_rank| RankProcess { pid: 0, first_rank, rank_count: 1 }).collect();
         let (near, far) = UnixStream::pair().expect("sockets");
         let domain = Arc::clone(&Segment::in_process(3).expect("memory").domain);
-        let connections = vec![None, Some(near), None];
+        let connections = vec![None, Some(near.into()), None];
         let monitor =
             ProcessMonitor::start(processes, HUB, connections, Arc::clone(&domain), true).expect("a monitor thread");
         drop(monitor);

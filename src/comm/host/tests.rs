@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::arena::Arena;
 use super::memory::SharedMemory;
-use super::protocol::abort_domain::AbortDomain;
 use super::protocol::access_guard::Accessor;
 use super::protocol::segment::Segment;
 use super::protocol::slot::{BufferLocation, CallBody, HEADER_RING_LEN};
@@ -17,7 +16,7 @@ use crate::comm::backend::{Backend, Request};
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
 use crate::memory::{Address, Lease, MemorySpace};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::GroupRank;
 
 /// A call in place on the bytes of `x`.
 fn call(rank: &HostBackend, collective: Collective<GroupRank>, x: &mut [u8], deadline: Instant) -> Result<()> {
@@ -49,7 +48,7 @@ fn memory_that_is_written_is_freed_at_a_failure() {
         assert_eq!(error.kind(), ErrorKind::Aborted);
         receiving.join().expect("no panic").expect_err("it failed itself");
     });
-    let error = ranks[0].memory.find(1, 1 << 20).map(drop).expect_err("it is freed").to_string();
+    let error = ranks[0].world.memory.find(1, 1 << 20).map(drop).expect_err("it is freed").to_string();
     assert_eq!(error, "the rank that allocated the memory has dropped it");
 }
 
@@ -170,12 +169,8 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
 
 /// Two ranks that take each other for ranks of another process.
 fn ranks_of_processes() -> [HostBackend; 2] {
-    let offset = AbortDomain::byte_len(2);
-    let memory = SharedMemory::for_threads(Segment::memory_size(offset, 2, true).byte_len).expect("memory");
-    let memory = Arc::new(memory);
-    let domain = Arc::new(AbortDomain::new(&memory, 2, 0..1));
-    let root = Arc::new(Segment::new(domain, 0, [Rank(0), Rank(1)].into(), memory, offset, true));
-    let world = World::of_one_process(root);
+    let memory = SharedMemory::for_threads(Segment::root_size(2, true).byte_len).expect("memory");
+    let world = World::of_one_process(Segment::root(memory, 2, 0..1, true));
     HostBackend::of_world(&world, 0..2).try_into().ok().expect("two ranks")
 }
 

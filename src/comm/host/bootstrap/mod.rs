@@ -11,6 +11,7 @@ mod tests;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -25,7 +26,7 @@ use crate::util::text::count_of;
 /// processes has about 10 KiB.
 const LONGEST_START: usize = 1 << 20;
 
-/// Rank 0's message when all ranks have come. The memory comes with it.
+/// Rank 0's message when all ranks have come. The memory comes after it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Start {
     /// All processes, in the order of their ranks.
@@ -45,7 +46,7 @@ struct Start {
 /// - Another user, or another rank 0, has the job's socket.
 /// - Processes do not come before the deadline, or contradict rank 0.
 /// - There is no memory or no descriptor.
-pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+pub(super) fn connect(participant: &Participant<'_>) -> Result<Arc<World>> {
     let Participant { job, world_size, first_rank, rank_count, .. } = *participant;
     if rank_count == 0 || u64::from(first_rank) + u64::from(rank_count) > u64::from(world_size) {
         bail!(

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -9,6 +10,7 @@ use rustix::io::Errno;
 use super::{LONGEST_START, Start, connect_to, held_by_another_user};
 use crate::comm::host::memory::world_memory::{FIRST, WorldFile, WorldMemory};
 use crate::comm::host::process_monitor::RankProcess;
+use crate::comm::host::protocol::segment::Segment;
 use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
@@ -22,7 +24,7 @@ use crate::util::{caused_by, interrupt};
 /// What may be the reason if rank 0 does not come.
 const NAMESPACES: &str = ". Ranks in different network namespaces (containers) cannot meet over abstract sockets";
 
-pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+pub(super) fn connect(participant: &Participant<'_>) -> Result<Arc<World>> {
     let instance = random()?;
     let mut stream = connect_to_rank_0(participant, participant.deadline)?;
     loop {
@@ -60,39 +62,37 @@ pub(super) fn connect_to_rank_0(participant: &Participant<'_>, deadline: Instant
 }
 
 /// Introduces this process to rank 0, and waits until all ranks have come.
-pub(super) fn receive_start(participant: &Participant<'_>, instance: Instance, stream: UnixStream) -> Result<World> {
-    let deadline = participant.deadline;
+pub(super) fn receive_start(
+    participant: &Participant<'_>,
+    instance: Instance,
+    stream: UnixStream,
+) -> Result<Arc<World>> {
     let refused = |e| held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
     let mut channel = Channel::unix(stream).map_err(refused)?;
     let warning = not_all_have_come(participant);
-    let mut waiting = Wait::until(deadline).warning(&warning);
-    let interrupted = |error: &Error| error.kind() == ErrorKind::Interrupted;
-    introduce_to_rank_0(&mut channel, participant, instance, &mut waiting)
-        .and_then(|()| channel.wait_until_readable(&mut waiting).map_err(|e| not_received("poll", e)))
-        // Rank 0 tells the others. If it had welcomed this process, it would wait for another one.
-        .inspect_err(|error| {
-            if interrupted(error) {
-                send_end([&mut channel], error)
-            }
-        })?;
-    let stream = channel.into_unix().map_err(|e| caused_by(lost(), "ioctl(FIONBIO)", e))?;
-    let received = wire::receive::<WireMessage<Start>>(&stream, LONGEST_START, deadline)
-        .map_err(|e| not_received("recvmsg", e))?;
-    let Some((message, file)) = received else { return Err(lost()) };
-    let Start { processes, own, process_namespace: namespace } = match message {
-        WireMessage::Step(start) => start,
-        WireMessage::End(end) => return Err(ended(end)),
-    };
+    let mut waiting = Wait::until(participant.deadline).warning(&warning);
+    let start = introduce_to_rank_0(&mut channel, participant, instance, &mut waiting).and_then(|()| {
+        match channel.receive(LONGEST_START, &mut waiting).map_err(|e| not_received("read", e))? {
+            WireMessage::Step(start) => Ok(start),
+            WireMessage::End(end) => Err(ended(end)),
+        }
+    });
+    // Rank 0 tells the others. If it had welcomed this process, it would wait for another one.
+    let Start { processes, own, process_namespace: namespace } = start.inspect_err(|error| {
+        if error.kind() == ErrorKind::Interrupted {
+            send_end([&mut channel], error);
+        }
+    })?;
     let own = own as usize;
-    let Some(file) = file else {
+    let Some(file) = wire::receive_file(&channel, &mut waiting).map_err(|e| not_received("recvmsg", e))? else {
         bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
     };
     check_processes(participant, &processes, own)?;
     let file = WorldFile::open(file)?;
-    let first = file.map(FIRST, World::memory_size(participant.world_size, true).byte_len)?;
+    let first = file.map(FIRST, Segment::root_size(participant.world_size, true).byte_len)?;
     let pids_are_valid = namespace.is_some() && namespace == process_namespace();
-    let links = std::iter::once(Some(stream)).chain((1..processes.len()).map(|_| None)).collect();
-    World::between_processes(WorldMemory::Processes(file), first, processes, own, links, pids_are_valid)
+    let connections = std::iter::once(Some(channel.into())).chain((1..processes.len()).map(|_| None)).collect();
+    World::between_processes(WorldMemory::Processes(file), first, processes, own, connections, pids_are_valid)
 }
 
 /// The handshake with rank 0's process, whose user has been checked.

@@ -2,25 +2,27 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{Start, connect_to, held_by_another_user, listen_at, peer};
+use crate::comm::host::memory::check_time;
 use crate::comm::host::memory::world_memory::{WorldFile, WorldMemory};
-use crate::comm::host::memory::{SharedMemory, check_time};
 use crate::comm::host::process_monitor::RankProcess;
+use crate::comm::host::protocol::segment::Segment;
 use crate::comm::host::system::process_namespace;
 use crate::comm::host::wire;
 use crate::comm::host::world::World;
 use crate::error::{Error, Result, error};
 use crate::handshake::{
-    Channel, EndReason, HELLO_TIMEOUT, Key, Listener, Member, Participant, Peer, PeerGathering, WireMessage, random,
+    Channel, Frame, HELLO_TIMEOUT, Key, Listener, Member, Participant, Peer, PeerGathering, WireMessage, random,
+    send_end,
 };
 use crate::util::caused_by;
 use crate::util::text::list_ranks;
 use crate::util::wait::Wait;
 
-pub(super) fn connect(participant: &Participant<'_>) -> Result<World> {
+pub(super) fn connect(participant: &Participant<'_>) -> Result<Arc<World>> {
     let refused = |e: io::Error| match e.kind() {
         io::ErrorKind::AddrInUse => name_is_taken(participant, e),
         _ => caused_by(error!(System, "no socket to meet on"), "bind", e),
@@ -64,57 +66,36 @@ fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
 }
 
 /// Makes the memory and sends it to the processes that have come.
-fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<World> {
-    let own = RankProcess {
-        pid: rustix::process::getpid().as_raw_nonzero().get(),
-        first_rank: participant.first_rank,
-        rank_count: participant.rank_count,
-    };
-    let others = members.into_iter().map(process_of).collect::<Result<Vec<_>>>()?;
-    let processes: Vec<RankProcess> = std::iter::once(own).chain(others.iter().map(|(process, _)| *process)).collect();
-    let spans_processes = processes.len() > 1;
-    let size = World::memory_size(participant.world_size, spans_processes);
-    if !spans_processes {
-        let memory = WorldMemory::of_one_process();
-        let first = SharedMemory::for_threads(size.byte_len)?;
-        return World::between_processes(memory, first, processes, 0, vec![None], true);
+fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<Arc<World>> {
+    let Participant { world_size, first_rank, rank_count, deadline, .. } = *participant;
+    if members.is_empty() {
+        return World::in_process(world_size);
     }
-    let keep_going = || check_time(participant.deadline, "allocated");
-    let file = WorldFile::create();
-    let made = file.and_then(|file| Ok((file.allocate(size, processes.len(), &keep_going)?.1, file)));
-    let (first, file) = made.inspect_err(|e| send_end(&others, e))?;
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let mut processes = vec![RankProcess { pid, first_rank, rank_count }];
+    for Member { channel, claim } in &members {
+        let failed = |e| caused_by(error!(System, "a connection to another process failed"), "getsockopt", e);
+        let pid = Peer::of(channel).map_err(failed)?.pid;
+        processes.push(RankProcess { pid, first_rank: claim.first_rank, rank_count: claim.rank_count });
+    }
+    let mut channels: Vec<Channel> = members.into_iter().map(|member| member.channel).collect();
+    let keep_going = || check_time(deadline, "allocated");
+    let size = Segment::root_size(world_size, true);
+    let made = WorldFile::create().and_then(|file| Ok((file.allocate(size, processes.len(), &keep_going)?.1, file)));
+    let (first, file) = made.inspect_err(|e| send_end(&mut channels, e))?;
     let process_namespace = process_namespace();
-    for (index, (process, stream)) in others.iter().enumerate() {
-        let start = WireMessage::Step(Start { processes: processes.clone(), own: index as u32 + 1, process_namespace });
-        wire::send(stream, &start, Some(file.as_fd()))
-            .map_err(|e| caused_by(left_early(process), "sendmsg", e))
-            .inspect_err(|e| send_end(&others[index + 1..], e))?;
+    for own in 1..processes.len() {
+        let start = Start { processes: processes.clone(), own: own as u32, process_namespace };
+        let frame = Frame::new(&WireMessage::Step(start))?;
+        let (channel, deadline) = (&mut channels[own - 1], Instant::now() + HELLO_TIMEOUT);
+        let sent = channel.send(&[frame], deadline).and_then(|()| wire::send_file(channel, file.as_fd(), deadline));
+        sent.map_err(|e| caused_by(left_early(&processes[own]), "sendmsg", e))
+            .inspect_err(|e| send_end(&mut channels[own..], e))?;
     }
-    let links = std::iter::once(None).chain(others.into_iter().map(|(_, stream)| Some(stream))).collect();
-    World::between_processes(WorldMemory::Processes(file), first, processes, 0, links, true)
-}
-
-/// A process that has come, as the kernel and its claim have it, and the connection to it.
-fn process_of(member: Member) -> Result<(RankProcess, UnixStream)> {
-    let pid = Peer::of(&member.channel).map(|peer| peer.pid);
-    let stream = member.channel.into_unix().and_then(|stream| {
-        stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
-        Ok(stream)
-    });
-    let failed = |e| caused_by(error!(System, "a connection to another process failed"), "setsockopt", e);
-    let pid = pid.map_err(failed)?;
-    let process = RankProcess { pid, first_rank: member.claim.first_rank, rank_count: member.claim.rank_count };
-    Ok((process, stream.map_err(failed)?))
+    let connections = std::iter::once(None).chain(channels.into_iter().map(|channel| Some(channel.into()))).collect();
+    World::between_processes(WorldMemory::Processes(file), first, processes, 0, connections, true)
 }
 
 fn left_early(process: &RankProcess) -> Error {
     error!(PeerLost, "{} left during the bootstrap", list_ranks(process.ranks()))
-}
-
-/// Tells processes that have come why the bootstrap ends.
-fn send_end(others: &[(RankProcess, UnixStream)], error: &Error) {
-    for (_, stream) in others {
-        // A process that has ended needs no message.
-        let _ = wire::send(stream, &WireMessage::<Start>::End(EndReason::from(error)), None);
-    }
 }

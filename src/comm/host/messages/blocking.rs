@@ -30,7 +30,7 @@ impl Messenger {
     /// Until this returns the buffer is valid for the bytes that the request says, and used by no
     /// other code.
     pub(in crate::comm::host) unsafe fn run(&self, request: &MessageRequest, deadline: Instant) -> Result<Delivery> {
-        self.check()?;
+        self.own.check()?;
         self.check_receiver(request)?;
         let mut mailbox = self.lock();
         let number = mailbox.add(*request, deadline, None);
@@ -102,7 +102,7 @@ impl BlockingCall<'_> {
                 waiter.wait_until(|| self.has_moved(), || is_lost(|| self.has_lost_peer(), || self.has_moved()));
             match waited {
                 Ok(()) => {}
-                Err(WaitError::DeadlineExceeded) if Instant::now() < self.deadline => {
+                Err(WaitError::Stopped(Stopped::Late)) if Instant::now() < self.deadline => {
                     next_look = Instant::now() + CYCLE_INTERVAL;
                     self.look_for_cycle();
                 }
@@ -144,7 +144,7 @@ impl BlockingCall<'_> {
         match Wait::until(self.deadline).step() {
             Ok(_) => Ok(()),
             Err(Stopped::Late) if self.ended.get().is_some() => Ok(()),
-            Err(stopped) => Err(self.fail(stopped.into())),
+            Err(stopped) => Err(self.fail(WaitError::Stopped(stopped))),
         }
     }
 
@@ -202,7 +202,7 @@ impl BlockingCall<'_> {
         let messenger = self.messenger;
         let error = match error {
             WaitError::Aborted(reason) => reason,
-            WaitError::DeadlineExceeded => match (self.cycle(), messenger.check()) {
+            WaitError::Stopped(Stopped::Late) => match (self.cycle(), messenger.own.check()) {
                 // A peer that has reached its own deadline waits no more, and its error names the
                 // cycle.
                 (None, Err(reason)) => reason,
@@ -212,7 +212,7 @@ impl BlockingCall<'_> {
                 }
             },
             WaitError::PeerLost => messenger.lost_peer(self.number),
-            WaitError::Interrupted(interrupted) => {
+            WaitError::Stopped(Stopped::Interrupted(interrupted)) => {
                 error!(Interrupted, "{}: {interrupted} while it waited", self.what())
             }
         };

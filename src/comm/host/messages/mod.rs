@@ -27,7 +27,7 @@ mod operation;
 mod progress;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 
 use self::mailbox::Mailbox;
 use self::operation::{Operation, Stage};
@@ -48,8 +48,6 @@ pub(super) struct Messenger {
     thread: ProgressThread,
     /// Set when the rank has warned of messages that it has not received.
     has_warned: OnceLock<()>,
-    /// See `HostBackend`.
-    ended: Arc<OnceLock<Error>>,
 }
 
 /// What came of one look at the messages.
@@ -63,24 +61,18 @@ enum Advance {
 }
 
 impl Messenger {
-    pub(super) fn new(own: OwnRank, ended: Arc<OnceLock<Error>>) -> Self {
+    pub(super) fn new(own: OwnRank) -> Self {
         let mailbox = Mutex::new(Mailbox::new(own.segment.len()));
-        Messenger { own, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new(), ended }
+        Messenger { own, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Mailbox> {
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error that ended the communicator, if one did.
-    fn check(&self) -> Result<()> {
-        self.ended.get().map_or_else(|| self.own.segment.domain.check(), |error| Err(error.clone()))
-    }
-
     /// Ends the communicator because of an error of this rank.
     fn end(&self, error: Error) -> Error {
-        self.own.segment.domain.abort(error.kind(), self.own.member(), &error.to_string());
-        self.ended.get_or_init(|| error).clone()
+        self.own.end(&error, &error.to_string()).clone()
     }
 
     /// Moves all messages along once. The operation `own` is the caller's, and is taken when it has
@@ -90,7 +82,7 @@ impl Messenger {
     /// made room, wakes all threads of this rank (invariant 24), and a thread sleeps only if its
     /// operation could not move without a peer.
     fn advance(&self, own: Option<u64>) -> Result<Advance> {
-        self.check()?;
+        self.own.check()?;
         let mut mailbox = self.lock();
         let has_moved = mailbox.advance(&self.own);
         let own_end = own.and_then(|own| mailbox.take_end(own));
@@ -121,7 +113,7 @@ impl Messenger {
             return Ok(());
         }
         // A rank that fails aborts before it leaves, and its reason is the better error.
-        self.check()?;
+        self.own.check()?;
         Err(self.end(lost(segment, request, &[to])))
     }
 
@@ -161,10 +153,7 @@ impl Messenger {
 /// The error of a message whose peers are gone.
 fn lost(segment: &Segment, request: &MessageRequest, peers: &[GroupRank]) -> Error {
     let what = request.with_ranks(|rank| segment.member(rank));
-    let how = match peers.iter().any(|peer| segment.has_died(*peer)) {
-        true => "died",
-        false => "left the communicator",
-    };
+    let how = segment.how_gone(peers);
     error!(PeerLost, "{what}: {} {how}", list_ranks(peers.iter().map(|peer| segment.member(*peer).0)))
 }
 

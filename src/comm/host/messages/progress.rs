@@ -12,7 +12,7 @@ use crate::comm::message::{MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
 use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
 use crate::util::interrupt;
-use crate::util::wait::Wait;
+use crate::util::wait::{Stopped, Wait};
 
 /// What the threads of a rank share with its progress thread.
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Messenger {
         messages: Vec<(MessageRequest, OnEnd)>,
         deadline: Instant,
     ) -> Result<()> {
-        self.check()?;
+        self.own.check()?;
         messages.iter().try_for_each(|(request, _)| self.check_receiver(request))?;
         let mut mailbox = self.lock();
         self.start_thread()?;
@@ -137,8 +137,10 @@ impl Messenger {
 
     fn error_of(&self, error: WaitError, number: u64) -> Error {
         match error {
-            WaitError::Aborted(reason) | WaitError::Interrupted(reason) => reason,
-            WaitError::DeadlineExceeded => error!(DeadlineExceeded, "{} before the deadline", self.problem(number)),
+            WaitError::Aborted(reason) | WaitError::Stopped(Stopped::Interrupted(reason)) => reason,
+            WaitError::Stopped(Stopped::Late) => {
+                error!(DeadlineExceeded, "{} before the deadline", self.problem(number))
+            }
             WaitError::PeerLost => self.lost_peer(self.lost_asynchronous().unwrap_or(number)),
         }
     }

@@ -207,7 +207,7 @@ impl<'a> CallProtocol<'a> {
         found?;
         let Err(error) = waited else { return Ok(()) };
         let is_peer_lost = matches!(error, WaitError::PeerLost);
-        if is_peer_lost || matches!(error, WaitError::DeadlineExceeded) {
+        if is_peer_lost || matches!(error, WaitError::Stopped(Stopped::Late)) {
             // A peer may have posted a header and left since the last look. Or it has finished and
             // left, and what this rank waits for has come too.
             self.compare_until(last)?;
@@ -233,14 +233,10 @@ impl<'a> CallProtocol<'a> {
             return Ok(());
         }
         self.moved.set((moved + byte_len, byte_len));
-        let error = match Wait::until(self.request.deadline).step() {
-            Ok(_) => return Ok(()),
-            Err(Stopped::Late) => self.report().late(moved),
-            Err(Stopped::Interrupted(interrupted)) => self.report().interrupted(&interrupted),
-        };
+        let Err(stopped) = Wait::until(self.request.deadline).step() else { return Ok(()) };
         // A peer's reason for an abort is the better error.
         self.segment.domain.check()?;
-        Err(error)
+        Err(self.report().stopped(stopped, moved))
     }
 
     /// The number of this rank's latest round (invariant 7).

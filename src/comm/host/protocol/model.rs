@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::abort_domain::AbortDomain;
 use super::access_guard::Accessor;
 use super::segment::{EAGER_BYTES, Milestone, STAGE_BYTES, Segment};
 use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
@@ -34,14 +33,9 @@ pub(crate) fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'stati
 
 /// Ranks that reach each other's buffers, or do not if `spans_processes`. The checker does not see
 /// what std's `Arc` orders, so the test's thread keeps the world until the others have ended.
-pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) {
-    let offset = AbortDomain::byte_len(n);
-    let size = Segment::memory_size(offset, n as usize, spans_processes);
-    let memory = SharedMemory::for_threads(size.byte_len).expect("memory");
-    let memory = Arc::new(memory);
-    let domain = Arc::new(AbortDomain::new(&memory, n, 0..n));
-    let members = (0..n).map(Rank).collect();
-    let segment = Arc::new(Segment::new(domain, 0, members, memory, offset, spans_processes));
+pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Arc<World>) {
+    let memory = SharedMemory::for_threads(Segment::root_size(n, spans_processes).byte_len).expect("memory");
+    let segment = Segment::root(memory, n, 0..n, spans_processes);
     // All values have to be constructed before the first thread starts.
     segment.has_lost(Milestone::Done(0));
     segment.domain.has_dead();
@@ -56,7 +50,10 @@ pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, World) 
 
 /// Runs each rank's part on a thread of its own. No rank leaves before all have ended, because that
 /// would wake a rank that waits for another wake-up.
-pub(crate) fn on_ranks((ranks, world): (Vec<HostBackend>, World), part: impl Fn(&HostBackend) + Copy + Send + 'static) {
+pub(crate) fn on_ranks(
+    (ranks, world): (Vec<HostBackend>, Arc<World>),
+    part: impl Fn(&HostBackend) + Copy + Send + 'static,
+) {
     let mut ranks = ranks.into_iter();
     let first = ranks.next().expect("rank 0");
     let run = move |rank| {
@@ -217,9 +214,9 @@ fn a_rank_that_waits_sees_its_peer_leave() {
 #[test]
 fn a_death_reaches_a_rank_that_waits() {
     explore(3, || {
-        let (both, World { root: segment, .. }) = ranks(2, false);
+        let (both, world) = ranks(2, false);
         let thread = thread::spawn({
-            let domain = Arc::clone(&segment.domain);
+            let domain = Arc::clone(&world.root.domain);
             move || domain.mark_dead(Rank(1))
         });
         let error = barrier(&both[0]).expect_err("rank 1 died");
@@ -234,7 +231,8 @@ fn a_death_reaches_a_rank_that_waits() {
 fn a_rank_that_leaves_after_it_came_is_not_lost() {
     for dies in [false, true] {
         explore(3, move || {
-            let (_ranks, World { root: segment, .. }) = ranks(3, false);
+            let (_ranks, world) = ranks(3, false);
+            let segment = Arc::clone(&world.root);
             let call = |segment: &Segment, rank| segment.post_header(rank, 1, [0; 2], CallBody::Payload(&[]));
             call(&segment, GroupRank(1));
             segment.leave(GroupRank(1));

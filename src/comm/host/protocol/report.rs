@@ -10,6 +10,7 @@ use crate::comm::signature::place_of;
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
+use crate::util::wait::Stopped;
 
 /// One call of one rank, as its errors and warnings describe it.
 #[derive(Clone, Copy)]
@@ -119,7 +120,7 @@ impl Report<'_> {
             _ if segment.ranks().any(|peer| self.differs(peer)) => {
                 disagreement(self.segment, self.sequence, self.number)
             }
-            WaitError::DeadlineExceeded => {
+            WaitError::Stopped(Stopped::Late) => {
                 let late = self.list(self.missing(milestone));
                 let problem = match self.are_moving(milestone) {
                     true => "arrived, but did not finish moving the elements",
@@ -127,36 +128,25 @@ impl Report<'_> {
                 };
                 error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
             }
-            WaitError::Interrupted(interrupted) => {
+            WaitError::Stopped(Stopped::Interrupted(interrupted)) => {
                 let missing = self.list(self.missing(milestone));
                 error!(Interrupted, "{what}: {interrupted} while it waited for {missing}")
             }
             WaitError::PeerLost => {
-                let gone = || self.missing(milestone).filter(|peer| segment.is_gone(*peer));
-                let how = match gone().any(|peer| segment.has_died(peer)) {
-                    true => "died",
-                    false => "left the communicator",
-                };
-                let lost = error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone()));
+                let gone: Vec<_> = self.missing(milestone).filter(|peer| segment.is_gone(*peer)).collect();
+                let how = segment.how_gone(&gone);
+                let lost = error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone.into_iter()));
                 // A rank that fails meanwhile aborts before it leaves. Its reason does not name it.
-                self.segment.domain.check().err().unwrap_or(lost)
+                segment.domain.check().err().unwrap_or(lost)
             }
         }
     }
 
-    /// The error of a rank that is still moving elements at its deadline.
-    pub(crate) fn late(&self, moved: usize) -> Error {
-        error!(
-            DeadlineExceeded,
-            "{}: this rank did not finish moving the elements before the deadline; it had moved {} MiB",
-            self.call(),
-            moved >> 20
-        )
-    }
-
-    /// The error of a rank that the interrupt hook stops while it moves elements.
-    pub(crate) fn interrupted(&self, interrupted: &Error) -> Error {
-        error!(Interrupted, "{}: {interrupted} while it moved the elements", self.call())
+    /// The error of a rank that is stopped while it moves elements.
+    pub(crate) fn stopped(&self, stopped: Stopped, moved: usize) -> Error {
+        let late = "this rank did not finish moving the elements before the deadline; it had moved";
+        let error = stopped.error("while it moved the elements", format_args!("{late} {} MiB", moved >> 20));
+        Error::new(error.kind(), format!("{}: {error}", self.call()))
     }
 
     /// The warning about a wait that has lasted `seconds`.

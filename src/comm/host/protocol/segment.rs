@@ -2,6 +2,7 @@
 //! staging memory for each rank; eager memory for each rank; last a ring for the messages of each
 //! rank to each.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -127,13 +128,23 @@ impl Segment {
         Segment { domain, id, members, memory, header, slots, offset, spans_processes, stages, eager, allocated }
     }
 
+    /// How much memory the first segment of a domain needs, with the domain.
+    pub(crate) fn root_size(world_size: u32, spans_processes: bool) -> SharedMemorySize {
+        Self::memory_size(AbortDomain::byte_len(world_size), world_size as usize, spans_processes)
+    }
+
+    /// The first segment of a new domain, in memory of [`root_size`](Self::root_size).
+    pub(crate) fn root(memory: SharedMemory, world_size: u32, local_ranks: Range<u32>, spans_processes: bool) -> Self {
+        let memory = Arc::new(memory);
+        let domain = Arc::new(AbortDomain::new(&memory, world_size, local_ranks));
+        let members = (0..world_size).map(Rank).collect();
+        Self::new(domain, 0, members, memory, AbortDomain::byte_len(world_size), spans_processes)
+    }
+
     /// The first segment of a new domain, whose ranks are threads of this process.
     pub(crate) fn in_process(world_size: u32) -> Result<Self> {
-        let offset = AbortDomain::byte_len(world_size);
-        let size = Self::memory_size(offset, world_size as usize, false);
-        let memory = Arc::new(SharedMemory::for_threads(size.byte_len)?);
-        let domain = Arc::new(AbortDomain::new(&memory, world_size, 0..world_size));
-        Ok(Self::new(domain, 0, (0..world_size).map(Rank).collect(), memory, offset, false))
+        let memory = SharedMemory::for_threads(Self::root_size(world_size, false).byte_len)?;
+        Ok(Self::root(memory, world_size, 0..world_size, false))
     }
 
     pub(crate) fn members(&self) -> &[Rank] {
@@ -308,6 +319,11 @@ impl Segment {
     /// Whether a rank has died before it left (invariant 19).
     pub(crate) fn has_died(&self, rank: GroupRank) -> bool {
         self.domain.is_dead(self.member(rank)) && self.slot(rank).left.load() == 0
+    }
+
+    /// What errors say of peers that are gone.
+    pub(crate) fn how_gone(&self, peers: &[GroupRank]) -> &'static str {
+        if peers.iter().any(|peer| self.has_died(*peer)) { "died" } else { "left the communicator" }
     }
 
     /// How many collectives a rank has finished. A rank that is gone reads no more headers.

@@ -19,20 +19,10 @@ const YIELDS: u32 = if cfg!(loom) { 0 } else { 20 };
 pub(crate) enum WaitError {
     /// A rank has ended the communicator with this error.
     Aborted(Error),
-    DeadlineExceeded,
+    /// The deadline, or the interrupt hook.
+    Stopped(Stopped),
     /// A rank that this one waits for has left or died.
     PeerLost,
-    /// The interrupt hook has ended the wait.
-    Interrupted(Error),
-}
-
-impl From<Stopped> for WaitError {
-    fn from(stopped: Stopped) -> Self {
-        match stopped {
-            Stopped::Late => WaitError::DeadlineExceeded,
-            Stopped::Interrupted(interrupted) => WaitError::Interrupted(interrupted),
-        }
-    }
 }
 
 /// The state of one wait. Several conditions in a row may share it.
@@ -78,7 +68,7 @@ impl<'a> Waiter<'a> {
                 self.yields_left -= 1;
                 yield_now();
             } else {
-                let timeout = self.wait.step().map_err(|stopped| self.unless_aborted(stopped.into()))?;
+                let timeout = self.wait.step().map_err(|stopped| self.unless_aborted(WaitError::Stopped(stopped)))?;
                 let must_wake = || is_reached() || is_peer_lost() || self.domain.is_aborted();
                 self.domain.sleep(self.rank, timeout, must_wake);
             }

@@ -235,7 +235,6 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Gives `work` a list with one address for each rank, in rank order.
-    #[inline]
     pub(super) fn with_addresses(
         &self,
         address_of: impl Fn(GroupRank) -> Result<*const u8>,
