@@ -270,13 +270,9 @@ impl<'a> Request<'a> {
         self.is_broadcast_in_place_from(rank) && self.call.wire_type.is_none()
     }
 
-    /// Whether this rank is the root of a broadcast in place with a transport type, which rounds
-    /// its buffer.
-    pub(super) fn is_rounding_root(&self, rank: GroupRank) -> bool {
-        self.is_broadcast_in_place_from(rank) && self.call.wire_type.is_some()
-    }
-
-    fn is_broadcast_in_place_from(&self, rank: GroupRank) -> bool {
+    /// Whether this rank is the root of a broadcast in place. With a transport type it rounds its
+    /// buffer.
+    pub(super) fn is_broadcast_in_place_from(&self, rank: GroupRank) -> bool {
         matches!(self.call.collective, Collective::Broadcast { root } if root == rank)
             && self.input.pointer == self.output.pointer
     }

@@ -140,10 +140,7 @@ impl CommunicatorBuilder {
         if let Some(id) = self.id {
             return self.connect_nccl(&id);
         }
-        match self.connect_ranks(1)?.pop() {
-            Some(communicator) => Ok(communicator),
-            None => bail!(System, "the bootstrap gave no communicator"),
-        }
+        Ok(self.connect_ranks(1)?.remove(0))
     }
 
     /// [`connect`](Self::connect) for a process that has several ranks of a job, from

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::util::wait::{Stopped, Wait};
 
 #[cfg(not(loom))]
@@ -37,23 +37,24 @@ impl SharedMemorySize {
 const PIECE_BYTES: usize = 2 << 20;
 
 /// Calls `step` with the start and the length of each piece of `len` bytes, again if a signal
-/// interrupted it. `keep_going` is called before each step. Returns the first error of either.
+/// interrupted it. `keep_going` is called before each step; `refused` makes the error of a step.
 fn in_pieces(
     len: usize,
     keep_going: &dyn Fn() -> Result<()>,
     step: impl Fn(usize, usize) -> rustix::io::Result<()>,
-) -> Result<rustix::io::Result<()>> {
+    refused: impl FnOnce(rustix::io::Errno) -> Error,
+) -> Result<()> {
     for start in (0..len).step_by(PIECE_BYTES) {
         loop {
             keep_going()?;
             match step(start, PIECE_BYTES.min(len - start)) {
                 Ok(()) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Ok(Err(error)),
+                Err(error) => return Err(refused(error)),
             }
         }
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 /// Checks that a call goes on in which shared memory is `done`, such as "allocated": its deadline

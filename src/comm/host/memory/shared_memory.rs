@@ -58,7 +58,7 @@ impl SharedMemory {
     pub(crate) fn populate(&self, offset: usize, len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
         free_memory::check("shared memory", len as u64)?;
         let start = self.bytes(offset, len);
-        let populated = in_pieces(len, keep_going, |from, len| {
+        let populate = |from, len| {
             let piece = start.wrapping_add(from);
             // SAFETY: the pages are in this mapping (`bytes` has checked it), and keep their bytes.
             match unsafe { rustix::mm::madvise(piece.cast(), len, Advice::LinuxPopulateWrite) } {
@@ -73,8 +73,9 @@ impl SharedMemory {
                 }
                 result => result,
             }
-        })?;
-        populated.map_err(|e| caused_by(error!(System, "no shared memory of {len} bytes"), "madvise", e))
+        };
+        let refused = |e| caused_by(error!(System, "no shared memory of {len} bytes"), "madvise", e);
+        in_pieces(len, keep_going, populate, refused)
     }
 
     fn mapped(base: rustix::io::Result<*mut std::ffi::c_void>, len: usize, range: Option<InUse>) -> Result<Self> {

@@ -176,10 +176,10 @@ impl WorldFile {
         let filled = || {
             let start = self.start_of(range, byte_len)?;
             let memory = self.map_at(start, id, byte_len)?;
-            let allocated = in_pieces(resident, keep_going, |from, len| {
-                rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start + from as u64, len as u64)
-            })?;
-            allocated.map_err(|e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), "fallocate", e))?;
+            let allocate =
+                |from, len| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), start + from as u64, len as u64);
+            let refused = |e| caused_by(error!(System, "no shared memory of {byte_len} bytes"), "fallocate", e);
+            in_pieces(resident, keep_going, allocate, refused)?;
             if is_dirty {
                 // SAFETY: the memory has as many bytes, and no other rank has it yet.
                 unsafe { memory.bytes(0, byte_len).write_bytes(0, byte_len) };
@@ -382,7 +382,8 @@ mod tests {
             asked.set(asked.get() + 1);
             if asked.get() > 100 { Err(error!(DeadlineExceeded, "the test")) } else { Ok(()) }
         };
-        let result = in_pieces(1, &keep_going, |_, _| Err(rustix::io::Errno::INTR));
+        let refused = |_| error!(System, "a signal is no error");
+        let result = in_pieces(1, &keep_going, |_, _| Err(rustix::io::Errno::INTR), refused);
         assert_eq!(result.expect_err("it stops").to_string(), "the test");
     }
 

@@ -32,10 +32,20 @@ pub(super) struct Mailbox {
     /// What has arrived without a receive, in the order of arrival.
     unexpected: VecDeque<Unexpected>,
     rung: Rung,
+    pub(super) thread: ProgressThread,
     /// The peers whose ring this rank has allocated.
     has_ring: Vec<bool>,
     /// For each peer, whether a send waits for room in its ring, so that later ones stay behind.
     is_blocked: Vec<bool>,
+}
+
+/// The state of a rank's progress thread.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum ProgressThread {
+    #[default]
+    Absent,
+    Running,
+    Closed,
 }
 
 /// A message without a receive.
@@ -260,43 +270,37 @@ impl Mailbox {
 
     /// Deals with one record of a peer.
     fn read(&mut self, own: &OwnRank, peer: GroupRank, record: Option<Record>, payload: *const u8) -> Result<()> {
-        let of_peer = |operation: &Operation, id| operation.number == id && operation.waits_for(peer);
         match record {
             Some(Record::Inline(envelope)) => match self.receive_for(peer, &envelope) {
                 Some(index) => self.deliver(own, index, peer, envelope, payload),
                 None => {
                     // SAFETY: the cell has these bytes, and does not change now (invariant 23).
                     let bytes = unsafe { std::slice::from_raw_parts(payload, envelope.byte_len) };
-                    let body = Body::Bytes(bytes.into());
-                    self.unexpected.push_back(Unexpected { source: peer, envelope, body });
-                    Ok(())
+                    self.keep(peer, envelope, Body::Bytes(bytes.into()))
                 }
             },
             Some(Record::Announce { id, envelope, location }) => match self.receive_for(peer, &envelope) {
                 Some(index) => self.accept(own, index, peer, id, envelope, location),
-                None => {
-                    let body = Body::Announced { id, location };
-                    self.unexpected.push_back(Unexpected { source: peer, envelope, body });
-                    Ok(())
-                }
+                None => self.keep(peer, envelope, Body::Announced { id, location }),
             },
-            Some(Record::Ready { id }) => match self.operations.iter_mut().find(|operation| of_peer(operation, id)) {
-                Some(operation) => {
-                    operation.stage = Stage::Streaming { sent: 0 };
-                    Ok(())
-                }
-                None => Err(own.broken(peer)),
-            },
-            Some(Record::Taken { id }) => match self.operations.iter_mut().find(|operation| of_peer(operation, id)) {
-                Some(operation) => {
-                    operation.stage = operation.received(own.rank, operation.request.byte_len());
-                    Ok(())
-                }
-                None => Err(own.broken(peer)),
-            },
+            Some(record @ (Record::Ready { id } | Record::Taken { id })) => {
+                let of_peer = |operation: &&mut Operation| operation.number == id && operation.waits_for(peer);
+                let operation = self.operations.iter_mut().find(of_peer).ok_or_else(|| own.broken(peer))?;
+                operation.stage = match record {
+                    Record::Ready { .. } => Stage::Streaming { sent: 0 },
+                    _ => operation.received(own.rank, operation.request.byte_len()),
+                };
+                Ok(())
+            }
             Some(Record::Piece { id, byte_len }) => self.take_piece(own, peer, id, payload, byte_len),
             None => Err(own.broken(peer)),
         }
+    }
+
+    /// Keeps a message for which there is no receive.
+    fn keep(&mut self, source: GroupRank, envelope: Envelope, body: Body) -> Result<()> {
+        self.unexpected.push_back(Unexpected { source, envelope, body });
+        Ok(())
     }
 
     /// The first receive for a message.
@@ -392,10 +396,10 @@ impl Mailbox {
 
 /// Checks that a message may be written into the buffer of a receive.
 fn check_fit(own: &OwnRank, receive: &Operation, source: GroupRank, envelope: &Envelope) -> Result<()> {
-    if receive.fits(envelope) {
+    let MessageRequest { tag, data_type, element_count, .. } = receive.request;
+    if data_type == envelope.data_type && envelope.byte_len <= receive.request.byte_len() {
         return Ok(());
     }
-    let MessageRequest { tag, data_type, element_count, .. } = receive.request;
     let [own, sender] = [own.rank, source].map(|rank| own.segment.member(rank));
     let sent = envelope.byte_len / envelope.data_type.byte_len();
     let problem = match data_type == envelope.data_type {

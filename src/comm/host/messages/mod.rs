@@ -14,7 +14,7 @@
 //! | file | what is there |
 //! |---|---|
 //! | [`ring`], [`record`], [`doorbell`] | what ranks share |
-//! | [`operation`], [`mailbox`], [`place`] | what one rank has in hand, and how it moves along |
+//! | [`operation`], [`mailbox`] | what one rank has in hand, and how it moves along |
 //! | [`blocking`], [`progress`] | who moves it along |
 //! | [`cycle`] | ranks that wait for each other |
 
@@ -29,15 +29,14 @@ mod progress;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, PoisonError};
 
-use self::mailbox::Mailbox;
+use self::mailbox::{Mailbox, ProgressThread};
 use self::operation::{Operation, Stage};
-use self::progress::ProgressThread;
 use super::own_rank::OwnRank;
 use super::protocol::segment::Segment;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
 use crate::rank::GroupRank;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::util::log::event;
 use crate::util::text::{count_of, list_ranks};
 
@@ -45,7 +44,8 @@ use crate::util::text::{count_of, list_ranks};
 pub(super) struct Messenger {
     own: OwnRank,
     mailbox: Mutex<Mailbox>,
-    thread: ProgressThread,
+    /// Notified when the first asynchronous message is begun after a pause, and at the end.
+    changed: Condvar,
     /// Set when the rank has warned of messages that it has not received.
     has_warned: OnceLock<()>,
 }
@@ -63,7 +63,7 @@ enum Advance {
 impl Messenger {
     pub(super) fn new(own: OwnRank) -> Self {
         let mailbox = Mutex::new(Mailbox::new(own.segment.len()));
-        Messenger { own, mailbox, thread: ProgressThread::default(), has_warned: OnceLock::new() }
+        Messenger { own, mailbox, changed: Condvar::new(), has_warned: OnceLock::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Mailbox> {
@@ -133,7 +133,8 @@ impl Messenger {
 
     /// Lets the thread end, and warns of messages that were not received.
     pub(super) fn close(&self) {
-        self.thread.close(&self.mailbox);
+        self.lock().thread = ProgressThread::Closed;
+        self.changed.notify_all();
         self.warn_of_unreceived();
     }
 

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::comm::host::protocol::record::Envelope;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::rank::GroupRank;
 
@@ -85,11 +84,6 @@ impl Operation {
             (Stage::Receiving { incoming, .. }, _) => incoming.source == peer,
             _ => false,
         }
-    }
-
-    /// Whether a message of this envelope may be written into the receive's buffer.
-    pub(super) fn fits(&self, envelope: &Envelope) -> bool {
-        self.request.data_type == envelope.data_type && envelope.byte_len <= self.request.byte_len()
     }
 
     /// The stage after the last byte of a message.

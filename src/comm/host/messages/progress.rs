@@ -4,39 +4,14 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, ProgressThread};
 use super::{Advance, Messenger, report};
 use crate::comm::host::protocol::segment::is_lost;
 use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
-use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
 use crate::util::interrupt;
 use crate::util::wait::{Stopped, Wait};
-
-/// What the threads of a rank share with its progress thread.
-#[derive(Default)]
-pub(super) struct ProgressThread {
-    /// Notified when the first asynchronous message is begun after a pause, and at the end. Used
-    /// with the lock of the mailbox.
-    changed: Condvar,
-    state: AtomicU32,
-}
-
-/// The states, which change with the mailbox locked.
-const ABSENT: u32 = 0;
-const RUNNING: u32 = 1;
-const CLOSED: u32 = 2;
-
-impl ProgressThread {
-    /// Lets the thread end.
-    pub(super) fn close(&self, mailbox: &Mutex<Mailbox>) {
-        let _mailbox = mailbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.state.swap(CLOSED, Ordering::Relaxed) == RUNNING {
-            self.changed.notify_all();
-        }
-    }
-}
 
 impl Messenger {
     /// Begins messages. Each goes on by itself, and ends with a call of its [`OnEnd`], which may
@@ -58,7 +33,7 @@ impl Messenger {
         self.own.check()?;
         messages.iter().try_for_each(|(request, _)| self.check_receiver(request))?;
         let mut mailbox = self.lock();
-        self.start_thread()?;
+        self.start_thread(&mut mailbox)?;
         let mut matched = Ok(());
         for (request, on_end) in messages {
             let number = mailbox.add(request, deadline, Some(on_end));
@@ -69,15 +44,15 @@ impl Messenger {
         drop(mailbox);
         // After an error the progress thread ends all of them.
         let _ = matched.map_err(|error| self.end(error)).and_then(|()| self.advance(None));
-        self.thread.changed.notify_all();
+        self.changed.notify_all();
         // It may sleep already, for a message with a later deadline.
         self.own.wake(self.own.rank);
         Ok(())
     }
 
-    /// Starts the thread, if there is none. The mailbox is locked.
-    fn start_thread(self: &Arc<Self>) -> Result<()> {
-        if self.thread.state.load(Ordering::Relaxed) != ABSENT {
+    /// Starts the thread, if there is none.
+    fn start_thread(self: &Arc<Self>, mailbox: &mut Mailbox) -> Result<()> {
+        if mailbox.thread != ProgressThread::Absent {
             return Ok(());
         }
         let messenger = Arc::clone(self);
@@ -85,7 +60,7 @@ impl Messenger {
         thread
             .spawn(move || messenger.run_thread())
             .map_err(|e| error!(System, "no thread for messages").with_source(e))?;
-        self.thread.state.store(RUNNING, Ordering::Relaxed);
+        mailbox.thread = ProgressThread::Running;
         Ok(())
     }
 
@@ -106,10 +81,10 @@ impl Messenger {
             if mailbox.first_deadline().is_some() {
                 return true;
             }
-            if self.thread.state.load(Ordering::Relaxed) == CLOSED {
+            if mailbox.thread == ProgressThread::Closed {
                 return false;
             }
-            mailbox = self.thread.changed.wait(mailbox).unwrap_or_else(PoisonError::into_inner);
+            mailbox = self.changed.wait(mailbox).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::asymmetric_fence::AsymmetricFence;
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
+use super::slot::word_of;
 use crate::comm::host::memory::{Shareable, Shared, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
@@ -170,9 +171,7 @@ impl AbortDomain {
             end -= 1;
         }
         for (word, bytes) in record.reason.iter().zip(reason.as_bytes()[..end].chunks(8)) {
-            let mut padded = [0; 8];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_le_bytes(padded), Ordering::Relaxed);
+            word.store(word_of(bytes), Ordering::Relaxed);
         }
         let kind = SHARED_KINDS.iter().position(|k| *k == kind).map_or(u32::MAX, |i| i as u32);
         record.kind.store(kind, Ordering::Relaxed);

@@ -23,7 +23,7 @@ pub(crate) struct CallProgress {
     /// its header.
     is_latest_counted: bool,
     /// The number of its latest round (invariant 7).
-    pub(super) round: u64,
+    pub(in crate::comm::host) round: u64,
     /// This rank may write stages up to this round (invariant 8).
     pub(super) stage_room: u64,
     /// The collectives up to this one have been found equal on every rank.

@@ -9,7 +9,6 @@ use super::segment::{Milestone, Segment, stage_count};
 use super::slot::{CallBody, CallHeader, HEADER_RING_LEN};
 use super::waiter::{WaitError, Waiter};
 use crate::comm::backend::Request;
-use crate::comm::transfer_path::TransferPath;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
 use crate::util::wait::{Stopped, Wait};
@@ -21,7 +20,7 @@ const CHECK_BYTES: usize = 1 << 20;
 pub(crate) struct CallProtocol<'a> {
     segment: &'a Segment,
     rank: GroupRank,
-    progress: &'a mut CallProgress,
+    pub(in crate::comm::host) progress: &'a mut CallProgress,
     request: &'a Request<'a>,
     is_finished: bool,
     /// How many bytes this rank has moved, and how many of them since it checked its deadline.
@@ -61,12 +60,6 @@ impl<'a> CallProtocol<'a> {
         self.is_finished = true;
     }
 
-    /// The number of the collective.
-    #[inline]
-    pub(crate) fn sequence(&self) -> u64 {
-        self.progress.sequence
-    }
-
     /// The other ranks.
     pub(crate) fn peers(&self) -> impl Iterator<Item = GroupRank> + use<> {
         let own = self.rank;
@@ -77,12 +70,6 @@ impl<'a> CallProtocol<'a> {
     #[inline]
     pub(crate) fn header(&self, peer: GroupRank) -> Option<&'a CallHeader> {
         self.segment.slot(peer).call_header(self.progress.sequence)
-    }
-
-    /// Remembers how the elements move.
-    #[inline]
-    pub(crate) fn set_path(&mut self, path: TransferPath) {
-        self.progress.path = Some(path);
     }
 
     /// Waits until this rank may post its header: until every peer has finished the collective
@@ -239,21 +226,12 @@ impl<'a> CallProtocol<'a> {
         Err(self.report().stopped(stopped, moved))
     }
 
-    /// The number of this rank's latest round (invariant 7).
-    pub(crate) fn round(&self) -> u64 {
-        self.progress.round
-    }
-
-    /// Counts the rounds of a collective whose last one is `last`.
-    pub(crate) fn set_round(&mut self, last: u64) {
-        self.progress.round = last;
-    }
-
-    /// Publishes the only round of a collective. Returns what a peer reaches when it has published
-    /// it too.
+    /// Publishes the only round of a collective, in which this rank has given and taken. Returns
+    /// what a peer reaches when it has published it too.
     pub(crate) fn finish_round(&mut self) -> Milestone {
         self.progress.round += 1;
-        self.segment.finish_round(self.rank, self.progress.round);
+        self.segment.slot(self.rank).taken.store(self.progress.round);
+        self.segment.publish(self.rank, |slot| &slot.round, self.progress.round);
         Milestone::Round(self.progress.round)
     }
 

@@ -52,13 +52,8 @@ pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Err
         .into_iter()
         .map(|(words, ranks)| {
             let call = Call::from_words(words).map_or_else(|| format!("{words:x?}"), describe);
-            let verb = match (is_run, ranks.len()) {
-                (true, 1) => "makes",
-                (true, _) => "make",
-                (false, 1) => "calls",
-                (false, _) => "call",
-            };
-            format!("{} {verb} {call}", list_ranks(ranks))
+            let (verb, ending) = (if is_run { "make" } else { "call" }, if ranks.len() == 1 { "s" } else { "" });
+            format!("{} {verb}{ending} {call}", list_ranks(ranks))
         })
         .collect();
     error!(Disagreement, "ranks disagree on {place}: {}", sides.join("; "))

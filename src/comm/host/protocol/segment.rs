@@ -169,25 +169,23 @@ impl Segment {
         &self.slots[rank.index()]
     }
 
-    /// The number of the stage that a rank uses in a round, among those of all ranks.
-    fn stage(&self, rank: GroupRank, round: u64) -> usize {
+    /// Where the staging memory of a rank begins. The first one begins with a page.
+    fn staging_offset(&self, rank: GroupRank) -> usize {
+        let slots_end = self.offset + Self::slots_len(self.len());
+        slots_end.next_multiple_of(rustix::param::page_size()) + rank.index() * Self::staging_len(self.len())
+    }
+
+    /// The stage that a rank uses in a round.
+    fn stage(&self, rank: GroupRank, round: u64) -> (&Tracked, *mut u8) {
         let count = stage_count(self.len());
-        rank.index() * count + (round % count as u64) as usize
-    }
-
-    /// Where a stage begins in memory. The first one begins with a page.
-    fn stage_offset(&self, stage: usize) -> usize {
-        let slots_end = self.offset + Self::slots_len(self.members.len());
-        slots_end.next_multiple_of(rustix::param::page_size()) + stage * STAGE_BYTES
-    }
-
-    fn stage_address(&self, stage: usize) -> *mut u8 {
-        self.memory.bytes(self.stage_offset(stage), STAGE_BYTES)
+        let stage = (round % count as u64) as usize;
+        let offset = self.staging_offset(rank) + stage * STAGE_BYTES;
+        (&self.stages[rank.index() * count + stage], self.memory.bytes(offset, STAGE_BYTES))
     }
 
     /// Allocates the staging memory of `rank`, this rank, unless it is allocated already.
     pub(crate) fn allocate_staging(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
-        let memory = (self.stage_offset(self.stage(rank, 0)), Self::staging_len(self.len()));
+        let memory = (self.staging_offset(rank), Self::staging_len(self.len()));
         self.allocate(&self.allocated[rank.index()].staging, memory, keep_going)
     }
 
@@ -254,14 +252,14 @@ impl Segment {
 
     /// Gives `write` the stage that `rank`, this rank, writes in a round (invariant 8).
     pub(crate) fn write_stage(&self, rank: GroupRank, round: u64, write: impl FnOnce(*mut u8)) {
-        let stage = self.stage(rank, round);
-        self.stages[stage].write(|| write(self.stage_address(stage)));
+        let (tracked, address) = self.stage(rank, round);
+        tracked.write(|| write(address));
     }
 
     /// The stage of `rank` that its peers read in a round (invariant 7).
     pub(crate) fn read_stage(&self, rank: GroupRank, round: u64) -> *const u8 {
-        let stage = self.stage(rank, round);
-        self.stages[stage].read(|| self.stage_address(stage))
+        let (tracked, address) = self.stage(rank, round);
+        tracked.read(|| address)
     }
 
     /// Where the ring of one rank to another begins: the rings are the end of the memory.
@@ -291,12 +289,6 @@ impl Segment {
     pub(crate) fn publish(&self, rank: GroupRank, number: impl FnOnce(&Slot) -> &Published, value: u64) {
         number(self.slot(rank)).store(value);
         self.wake();
-    }
-
-    /// Publishes a round in which this rank has given and taken, and wakes its peers.
-    pub(crate) fn finish_round(&self, rank: GroupRank, round: u64) {
-        self.slot(rank).taken.store(round);
-        self.publish(rank, |slot| &slot.round, round);
     }
 
     #[inline]

@@ -162,7 +162,8 @@ impl Slot {
     }
 }
 
-fn word_of(bytes: &[u8]) -> u64 {
+/// At most 8 bytes as a word.
+pub(super) fn word_of(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(word)

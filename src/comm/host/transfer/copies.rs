@@ -51,7 +51,7 @@ impl RunningCall<'_> {
         if byte_len == 0 {
             return Ok(());
         }
-        let (own, sequence) = (self.own, self.protocol.sequence());
+        let (own, sequence) = (self.own, self.protocol.progress.sequence);
         own.segment.allocate_eager(own.rank, &|| self.check_allocation())?;
         // SAFETY: the place has room for the longest eager input.
         own.segment.write_eager(own.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
@@ -74,7 +74,7 @@ impl RunningCall<'_> {
 
     /// Moves the elements from the ranks' eager memory.
     pub(super) fn eager(&mut self) -> Result<()> {
-        self.take_inputs(|peer| self.own.segment.read_eager(peer, self.protocol.sequence()))
+        self.take_inputs(|peer| self.own.segment.read_eager(peer, self.protocol.progress.sequence))
     }
 
     /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a

@@ -90,7 +90,7 @@ impl<'a> RunningCall<'a> {
             (None, locations) if self.is_direct(locations)? => TransferPath::Direct,
             _ => TransferPath::Staged,
         };
-        self.protocol.set_path(path);
+        self.protocol.progress.path = Some(path);
         match path {
             TransferPath::Inline => self.inline(),
             TransferPath::Eager => self.eager(),
@@ -103,9 +103,10 @@ impl<'a> RunningCall<'a> {
     /// before it writes: because it rounds its input in place, or because it may learn of a
     /// difference later in this call.
     fn has_to_know_that_all_match(&self) -> bool {
-        let (rank, request) = (self.own.rank, self.request);
-        let writes_own = self.givers == Givers::Root(rank) && !request.is_in_place_root(rank);
-        request.is_rounding_root(rank) || writes_own && self.path_of_copies.is_none()
+        match self.request.is_broadcast_in_place_from(self.own.rank) {
+            true => self.request.call.wire_type.is_some(),
+            false => self.givers == Givers::Root(self.own.rank) && self.path_of_copies.is_none(),
+        }
     }
 
     /// Posts this rank's header, and returns the locations of its input and output in it.

@@ -53,7 +53,7 @@ impl RunningCall<'_> {
         if gives {
             self.own.segment.allocate_staging(rank, &|| self.check_allocation())?;
         }
-        let before = self.protocol.round();
+        let before = self.protocol.progress.round;
         let last = before + block.div_ceil(most) as u64;
         let piece_of = |round: u64| {
             let start = (round - before - 1) as usize * most;
@@ -87,7 +87,7 @@ impl RunningCall<'_> {
                 self.own.segment.publish(rank, |slot| &slot.taken, round);
             }
         }
-        self.protocol.set_round(last);
+        self.protocol.progress.round = last;
         Ok(())
     }
 
