@@ -40,7 +40,6 @@ pub use crate::moved_type::{MovedType, TransferType};
 use crate::rank::Rank;
 use crate::shape::Dims;
 use crate::stream::Stream;
-use crate::util::fork::ProcessGuard;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
@@ -121,7 +120,6 @@ pub struct Communicator {
     wire_type: Option<WireType>,
     /// Made at the first use.
     stream: Arc<Mutex<Option<Stream>>>,
-    process: ProcessGuard,
 }
 
 impl Communicator {
@@ -142,19 +140,13 @@ impl Communicator {
             determinism: Determinism::Backend,
             wire_type: None,
             stream: Arc::default(),
-            process: ProcessGuard::current(),
         }
     }
 
     /// A communicator that was split from this one.
     fn descendant(&self, backend: Box<dyn Backend>) -> Self {
         let Communicator { timeout, determinism, ref order, .. } = *self;
-        Communicator {
-            order: order.descendant(),
-            determinism,
-            process: self.process,
-            ..Self::new(Arc::from(backend), timeout)
-        }
+        Communicator { order: order.descendant(), determinism, ..Self::new(Arc::from(backend), timeout) }
     }
 
     /// The communicator's own stream: a [`worker`](Stream::worker), made at the first use. Clones
@@ -419,7 +411,7 @@ impl Communicator {
 
     /// That this process is not a fork of the one that made the communicator.
     fn check_process(&self) -> Result<()> {
-        self.process.check("a communicator")
+        self.order.check_process()
     }
 
     /// Ends the communicator because of this rank's own error.

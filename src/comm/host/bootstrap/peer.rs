@@ -69,7 +69,9 @@ pub(super) fn receive_start(
 ) -> Result<Arc<World>> {
     let refused = |e| held_by_another_user(&e).unwrap_or_else(|| caused_by(lost(), "getsockopt(SO_PEERCRED)", e));
     let mut channel = Channel::unix(stream).map_err(refused)?;
-    let warning = not_all_have_come(participant);
+    let Participant { job, first_rank, .. } = *participant;
+    let warning =
+        |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come");
     let mut waiting = Wait::until(participant.deadline).warning(&warning);
     let start = introduce_to_rank_0(&mut channel, participant, instance, &mut waiting).and_then(|()| {
         match channel.receive(LONGEST_START, &mut waiting).map_err(|e| not_received("read", e))? {
@@ -110,11 +112,6 @@ pub(super) fn introduce_to_rank_0(
         Obstacle::Ended(end) => ended(end),
         Obstacle::OtherProtocol | Obstacle::OtherJob | Obstacle::WrongSecret | Obstacle::NoProof => another(),
     })
-}
-
-fn not_all_have_come(participant: &Participant<'_>) -> impl Fn(u64) -> String {
-    let Participant { job, first_rank, .. } = *participant;
-    move |seconds| format!("job {job:?}: rank {first_rank} has waited for {seconds} s: not all ranks have come")
 }
 
 fn another() -> Error {

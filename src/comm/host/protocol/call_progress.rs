@@ -35,6 +35,9 @@ pub(crate) struct CallProgress {
     pub(super) replaceable: u64,
     /// The latest collective that gave elements in this rank's eager memory.
     pub(super) eager: u64,
+    /// Whether the rank has allocated its eager memory, and its staging memory.
+    pub(in crate::comm::host) has_eager: bool,
+    pub(in crate::comm::host) has_staging: bool,
     /// How elements moved in the latest collective that moved any.
     pub(crate) path: Option<TransferPath>,
 }

@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use super::abort_domain::AbortDomain;
 use super::prefetch::prefetch_to_write;
@@ -13,7 +12,7 @@ use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, Shared, SharedMemory, SharedMemorySize};
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
-use crate::sync::{Ordering, Published, Tracked};
+use crate::sync::{Published, Tracked};
 
 /// The bytes of a stage: what one round uses of a rank's staging memory.
 pub(crate) const STAGE_BYTES: usize = if cfg!(loom) { 64 } else { 64 << 10 };
@@ -51,15 +50,6 @@ pub(crate) struct Segment {
     stages: Box<[Tracked]>,
     /// The places of all ranks' eager memory.
     eager: Box<[Tracked]>,
-    /// For each rank of this process, what it has allocated.
-    allocated: Box<[Allocated]>,
-}
-
-/// Which parts of its memory a rank has allocated.
-#[derive(Default)]
-struct Allocated {
-    staging: AtomicBool,
-    eager: AtomicBool,
 }
 
 /// What a segment begins with. A [`Slot`] for each member follows.
@@ -124,8 +114,7 @@ impl Segment {
         let slots = Shared::slice(&memory, offset + size_of::<SegmentHeader>(), members.len());
         let stages = (0..members.len() * stage_count(members.len())).map(|_| Tracked::default()).collect();
         let eager = (0..members.len() * HEADER_RING_LEN as usize).map(|_| Tracked::default()).collect();
-        let allocated = members.iter().map(|_| Allocated::default()).collect();
-        Segment { domain, id, members, memory, header, slots, offset, spans_processes, stages, eager, allocated }
+        Segment { domain, id, members, memory, header, slots, offset, spans_processes, stages, eager }
     }
 
     /// How much memory the first segment of a domain needs, with the domain.
@@ -183,29 +172,14 @@ impl Segment {
         (&self.stages[rank.index() * count + stage], self.memory.bytes(offset, STAGE_BYTES))
     }
 
-    /// Allocates the staging memory of `rank`, this rank, unless it is allocated already.
+    /// Allocates the staging memory of `rank`, this rank. It does so once.
     pub(crate) fn allocate_staging(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
-        let memory = (self.staging_offset(rank), Self::staging_len(self.len()));
-        self.allocate(&self.allocated[rank.index()].staging, memory, keep_going)
+        self.populate(self.staging_offset(rank), Self::staging_len(self.len()), keep_going)
     }
 
-    /// Allocates the eager memory of `rank`, this rank, unless it is allocated already.
+    /// Allocates the eager memory of `rank`, this rank. It does so once.
     pub(crate) fn allocate_eager(&self, rank: GroupRank, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {
-        self.allocate(&self.allocated[rank.index()].eager, (self.eager_offset(rank), EAGER_LEN), keep_going)
-    }
-
-    fn allocate(
-        &self,
-        is_allocated: &AtomicBool,
-        (offset, byte_len): (usize, usize),
-        keep_going: &dyn Fn() -> Result<()>,
-    ) -> Result<()> {
-        // Only this rank's calls come here, one after the other (invariant 2).
-        if !is_allocated.load(Ordering::Relaxed) {
-            self.populate(offset, byte_len, keep_going)?;
-            is_allocated.store(true, Ordering::Relaxed);
-        }
-        Ok(())
+        self.populate(self.eager_offset(rank), EAGER_LEN, keep_going)
     }
 
     fn populate(&self, offset: usize, byte_len: usize, keep_going: &dyn Fn() -> Result<()>) -> Result<()> {

@@ -47,12 +47,14 @@ impl RunningCall<'_> {
     }
 
     /// Copies this rank's input to where peers find it.
-    pub(super) fn post_input(&self, byte_len: usize) -> Result<()> {
+    pub(super) fn post_input(&mut self, byte_len: usize) -> Result<()> {
         if byte_len == 0 {
             return Ok(());
         }
         let (own, sequence) = (self.own, self.protocol.progress.sequence);
-        own.segment.allocate_eager(own.rank, &|| self.check_allocation())?;
+        if !std::mem::replace(&mut self.protocol.progress.has_eager, true) {
+            own.segment.allocate_eager(own.rank, &|| self.check_allocation())?;
+        }
         // SAFETY: the place has room for the longest eager input.
         own.segment.write_eager(own.rank, sequence, |place| unsafe { self.collect_input(place, byte_len) });
         Ok(())

@@ -15,7 +15,6 @@ use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
 use crate::compute::{self, Stored};
-use crate::data_type::DataType;
 use crate::error::Result;
 use crate::rank::GroupRank;
 
@@ -48,9 +47,9 @@ impl RunningCall<'_> {
         // A stage holds one piece for all takers, or one for each.
         let stages_own = self.stages_own();
         let parts = call.input().blocks(if stages_own { n } else { n - 1 });
-        let most = piece_bytes(parts) / self.staged_type().byte_len();
+        let most = piece_bytes(parts) / call.moved_type().byte_len();
         let gives = self.protocol.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
-        if gives {
+        if gives && !std::mem::replace(&mut self.protocol.progress.has_staging, true) {
             self.own.segment.allocate_staging(rank, &|| self.check_allocation())?;
         }
         let before = self.protocol.progress.round;
@@ -91,11 +90,6 @@ impl RunningCall<'_> {
         Ok(())
     }
 
-    /// The type of the elements in stages.
-    fn staged_type(&self) -> DataType {
-        self.request.call.moved_type()
-    }
-
     /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
     /// one type.
     fn stages_own(&self) -> bool {
@@ -134,7 +128,7 @@ impl RunningCall<'_> {
         let call = self.request.call;
         let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
         self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
-            let target = stage.wrapping_add(part * piece.len * self.staged_type().byte_len());
+            let target = stage.wrapping_add(part * piece.len * call.moved_type().byte_len());
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
             // and 8).
@@ -163,7 +157,7 @@ impl RunningCall<'_> {
             return block.wrapping_add(piece.start * call.data_type.byte_len());
         }
         let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
-        let offset = part * piece.len * self.staged_type().byte_len();
+        let offset = part * piece.len * call.moved_type().byte_len();
         self.own.segment.read_stage(giver, piece.round).wrapping_add(offset)
     }
 
