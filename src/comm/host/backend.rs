@@ -42,29 +42,13 @@ pub(crate) struct HostBackend {
 impl HostBackend {
     /// The backends of some of this process's ranks in a world's first communicator.
     pub(super) fn of_world(world: &Arc<World>, ranks: std::ops::Range<u32>) -> Vec<Self> {
-        let of_rank = |rank| {
-            let (segment, lineage) = (Arc::clone(&world.root), [world.root.id].into());
-            Self::with(world, segment, GroupRank(rank), Arc::default(), lineage)
-        };
-        ranks.map(of_rank).collect()
+        let of_rank = |rank| OwnRank::new(Arc::clone(&world.root), GroupRank(rank), Arc::default(), &[]);
+        ranks.map(|rank| Self::new(of_rank(rank), world)).collect()
     }
 
-    fn with(
-        world: &Arc<World>,
-        segment: Arc<Segment>,
-        rank: GroupRank,
-        arena: Arc<Arena>,
-        lineage: Arc<[u64]>,
-    ) -> Self {
-        let own = OwnRank { segment, rank, arena, lineage, ended: Arc::default() };
+    fn new(own: OwnRank, world: &Arc<World>) -> Self {
         let messenger = Arc::new(Messenger::new(own.clone()));
         HostBackend { own, progress: Mutex::default(), world: Arc::clone(world), messenger }
-    }
-
-    /// This rank in a communicator that is split from this one.
-    fn descendant(&self, segment: Arc<Segment>, rank: GroupRank) -> Self {
-        let lineage = std::iter::once(segment.id).chain(self.own.lineage.iter().copied()).collect();
-        Self::with(&self.world, segment, rank, Arc::clone(&self.own.arena), lineage)
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
@@ -193,7 +177,9 @@ impl EnteredCall<'_> {
         let users = (GroupRank(group.members[0].0), members.len());
         let (id, memory) = self.shared_memory(users, size, Purpose::SPLIT)?;
         let segment = Segment::new(Arc::clone(domain), id, members, memory, 0, spans_processes);
-        Ok(Some(backend.descendant(Arc::new(segment), group.rank)))
+        let OwnRank { arena, lineage, .. } = &backend.own;
+        let own = OwnRank::new(Arc::new(segment), group.rank, Arc::clone(arena), lineage);
+        Ok(Some(HostBackend::new(own, &backend.world)))
     }
 
     /// This rank's part of a new block of symmetric memory.

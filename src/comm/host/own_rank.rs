@@ -22,6 +22,12 @@ pub(super) struct OwnRank {
 }
 
 impl OwnRank {
+    /// A rank of a communicator that was split from those with the ids `ancestors`.
+    pub(super) fn new(segment: Arc<Segment>, rank: GroupRank, arena: Arc<Arena>, ancestors: &[u64]) -> Self {
+        let lineage = std::iter::once(segment.id).chain(ancestors.iter().copied()).collect();
+        OwnRank { segment, rank, arena, lineage, ended: Arc::default() }
+    }
+
     /// This rank's number in the first communicator of the domain.
     pub(super) fn member(&self) -> Rank {
         self.segment.member(self.rank)

@@ -48,21 +48,21 @@ pub(crate) struct ProcessMonitor {
 
 impl ProcessMonitor {
     /// Watches the other processes from now on. `processes` are in the order of their ranks; `own`
-    /// is the index of this process. `connections` has an entry for each process: on the hub a
-    /// connection to each other one, elsewhere the one to the hub. `pids_are_ours` says whether the
+    /// is the index of this process. `connections` are to processes by their index: on the hub
+    /// to each other one, elsewhere to the hub. `pids_are_ours` says whether the
     /// process ids are of this process's PID namespace.
     pub(crate) fn start(
         processes: Vec<RankProcess>,
         own: usize,
-        connections: Vec<Option<OwnedFd>>,
+        connections: Vec<(usize, OwnedFd)>,
         domain: Arc<AbortDomain>,
         pids_are_ours: bool,
     ) -> Result<Self> {
         make_room_for_processes(processes.len());
         let refused = |call| move |e| caused_by(error!(System, "no monitor of the other processes"), call, e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| refused("eventfd")(e.into()))?);
-        let sign = |(process, fd): (_, Option<OwnedFd>)| Some(EndSign { process, fd: fd?, is_connection: true });
-        let signs = connections.into_iter().enumerate().filter_map(sign).collect();
+        let sign = |(process, fd)| EndSign { process, fd, is_connection: true };
+        let signs = connections.into_iter().map(sign).collect();
         let mut thread = MonitorThread { processes, own, domain: Arc::clone(&domain), stop: Arc::clone(&stop), signs };
         thread.open_pidfds(pids_are_ours);
         let builder = std::thread::Builder::new().name("dcl-watch".to_owned());
@@ -191,7 +191,7 @@ mod tests {
         let processes = (0..3).map(|first_rank| RankProcess { pid: 0, first_rank, rank_count: 1 }).collect();
         let (near, far) = UnixStream::pair().expect("sockets");
         let domain = Arc::clone(&Segment::in_process(3).expect("memory").domain);
-        let connections = vec![None, Some(near.into()), None];
+        let connections = vec![(1, near.into())];
         let monitor =
             ProcessMonitor::start(processes, HUB, connections, Arc::clone(&domain), true).expect("a monitor thread");
         drop(monitor);

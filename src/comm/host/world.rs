@@ -36,7 +36,7 @@ impl World {
         first: SharedMemory,
         processes: Vec<RankProcess>,
         own: usize,
-        connections: Vec<Option<OwnedFd>>,
+        connections: Vec<(usize, OwnedFd)>,
         pids_are_ours: bool,
     ) -> Result<Arc<Self>> {
         let world_size = processes.iter().map(|process| process.rank_count).sum();

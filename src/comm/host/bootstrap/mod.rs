@@ -31,8 +31,6 @@ const LONGEST_START: usize = 1 << 20;
 struct Start {
     /// All processes, in the order of their ranks.
     processes: Vec<RankProcess>,
-    /// The receiver's place in that list.
-    own: u32,
     /// The PID namespace in which the process ids are valid, if rank 0 knows it.
     process_namespace: Option<u64>,
 }

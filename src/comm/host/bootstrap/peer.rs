@@ -80,20 +80,19 @@ pub(super) fn receive_start(
         }
     });
     // Rank 0 tells the others. If it had welcomed this process, it would wait for another one.
-    let Start { processes, own, process_namespace: namespace } = start.inspect_err(|error| {
+    let Start { processes, process_namespace: namespace } = start.inspect_err(|error| {
         if error.kind() == ErrorKind::Interrupted {
             send_end([&mut channel], error);
         }
     })?;
-    let own = own as usize;
     let Some(file) = wire::receive_file(&channel, &mut waiting).map_err(|e| not_received("recvmsg", e))? else {
         bail!(System, "rank 0's welcome came without memory; perhaps this process has no file descriptor left")
     };
-    check_processes(participant, &processes, own)?;
+    let own = own_index(participant, &processes)?;
     let file = WorldFile::open(file)?;
     let first = file.map(FIRST, Segment::root_size(participant.world_size, true).byte_len)?;
     let pids_are_valid = namespace.is_some() && namespace == process_namespace();
-    let connections = std::iter::once(Some(channel.into())).chain((1..processes.len()).map(|_| None)).collect();
+    let connections = vec![(0, channel.into())];
     World::between_processes(WorldMemory::Processes(file), first, processes, own, connections, pids_are_valid)
 }
 
@@ -144,16 +143,16 @@ fn ended(end: EndReason) -> Error {
     }
 }
 
-/// Checks rank 0's list of processes: it has each rank once, in order, and this process at `own`.
-pub(super) fn check_processes(participant: &Participant<'_>, processes: &[RankProcess], own: usize) -> Result<()> {
+/// The index of this process in rank 0's list of processes, which has each rank once, in order.
+pub(super) fn own_index(participant: &Participant<'_>, processes: &[RankProcess]) -> Result<usize> {
     let Participant { world_size, first_rank, rank_count, .. } = *participant;
     let end = processes.iter().try_fold(0u32, |next, process| {
         let fits = process.first_rank == next && process.rank_count > 0;
         next.checked_add(process.rank_count).filter(|_| fits)
     });
     let is_own = |process: &RankProcess| (process.first_rank, process.rank_count) == (first_rank, rank_count);
-    if end != Some(world_size) || own == 0 || !processes.get(own).is_some_and(is_own) {
-        bail!(System, "rank 0's list of processes does not have each rank of {world_size} once");
+    match processes.iter().position(is_own).filter(|_| end == Some(world_size)) {
+        Some(own) => Ok(own),
+        None => bail!(System, "rank 0's list of processes does not have each rank of {world_size} once"),
     }
-    Ok(())
 }

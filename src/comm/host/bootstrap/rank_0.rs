@@ -1,7 +1,7 @@
 //! Rank 0's process: gathers the others and sends them the memory.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,19 +83,15 @@ fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<Arc<Worl
     let size = Segment::root_size(world_size, true);
     let made = WorldFile::create().and_then(|file| Ok((file.allocate(size, processes.len(), &keep_going)?.1, file)));
     let (first, file) = made.inspect_err(|e| send_end(&mut channels, e))?;
-    let process_namespace = process_namespace();
-    for own in 1..processes.len() {
-        let start = Start { processes: processes.clone(), own: own as u32, process_namespace };
-        let frame = Frame::new(&WireMessage::Step(start))?;
-        let (channel, deadline) = (&mut channels[own - 1], Instant::now() + HELLO_TIMEOUT);
-        let sent = channel.send(&[frame], deadline).and_then(|()| wire::send_file(channel, file.as_fd(), deadline));
-        sent.map_err(|e| caused_by(left_early(&processes[own]), "sendmsg", e))
-            .inspect_err(|e| send_end(&mut channels[own..], e))?;
+    let start = Start { processes: processes.clone(), process_namespace: process_namespace() };
+    let frames = [Frame::new(&WireMessage::Step(start))?];
+    for index in 1..processes.len() {
+        let (channel, deadline) = (&mut channels[index - 1], Instant::now() + HELLO_TIMEOUT);
+        let sent = channel.send(&frames, deadline).and_then(|()| wire::send_file(channel, file.as_fd(), deadline));
+        let left = || error!(PeerLost, "{} left during the bootstrap", list_ranks(processes[index].ranks()));
+        sent.map_err(|e| caused_by(left(), "sendmsg", e)).inspect_err(|e| send_end(&mut channels[index..], e))?;
     }
-    let connections = std::iter::once(None).chain(channels.into_iter().map(|channel| Some(channel.into()))).collect();
+    let connections = channels.into_iter().map(OwnedFd::from);
+    let connections = (1..).zip(connections).collect();
     World::between_processes(WorldMemory::Processes(file), first, processes, 0, connections, true)
-}
-
-fn left_early(process: &RankProcess) -> Error {
-    error!(PeerLost, "{} left during the bootstrap", list_ranks(process.ranks()))
 }

@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::peer::{check_processes, connect_to_rank_0, introduce_to_rank_0, receive_start};
+use super::peer::{connect_to_rank_0, introduce_to_rank_0, own_index, receive_start};
 use super::*;
 use crate::error::ErrorKind;
 use crate::handshake::{
@@ -243,21 +243,18 @@ fn a_list_of_processes_has_each_rank_once() {
     let list = |ranks: &[(u32, u32)]| -> Vec<RankProcess> {
         ranks.iter().map(|&(first_rank, rank_count)| RankProcess { pid: 1, first_rank, rank_count }).collect()
     };
-    check_processes(&participant, &list(&[(0, 1), (1, 2), (3, 1)]), 1).expect("each rank once");
-    for (ranks, own) in [
-        (&[(0, 1), (1, 2)][..], 1),
-        (&[(0, 1), (1, 2), (3, 2)], 1),
-        (&[(0, 1), (1, 2), (2, 2)], 1),
-        (&[(0, 1), (1, 2), (3, u32::MAX)], 1),
-        (&[(0, 1), (1, 2), (3, 1), (4, 0)], 1),
-        (&[(0, 1), (1, 1), (2, 1), (3, 1)], 1),
-        (&[(1, 2), (0, 1), (3, 1)], 0),
-        (&[(0, 1), (1, 2), (3, 1)], 0),
-        (&[(0, 1), (1, 2), (3, 1)], 2),
-        (&[(0, 1), (1, 2), (3, 1)], usize::MAX),
-        (&[], 0),
+    assert_eq!(own_index(&participant, &list(&[(0, 1), (1, 2), (3, 1)])).expect("each rank once"), 1);
+    for ranks in [
+        &[(0, 1), (1, 2)][..],
+        &[(0, 1), (1, 2), (3, 2)],
+        &[(0, 1), (1, 2), (2, 2)],
+        &[(0, 1), (1, 2), (3, u32::MAX)],
+        &[(0, 1), (1, 2), (3, 1), (4, 0)],
+        &[(0, 1), (1, 1), (2, 1), (3, 1)],
+        &[(1, 2), (0, 1), (3, 1)],
+        &[],
     ] {
-        let error = check_processes(&participant, &list(ranks), own).expect_err("it does not fit");
+        let error = own_index(&participant, &list(ranks)).expect_err("it does not fit");
         assert_eq!(error.to_string(), "rank 0's list of processes does not have each rank of 4 once");
     }
 }

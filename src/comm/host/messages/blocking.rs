@@ -184,8 +184,11 @@ impl BlockingCall<'_> {
         let own = &self.messenger.own;
         let mailbox = self.messenger.lock();
         let operation = &mailbox.operations[mailbox.index_of(self.number)?];
+        if !matches!(operation.stage, Stage::Queued | Stage::Announced | Stage::Posted) {
+            return None;
+        }
         let tag = operation.request.tag;
-        let (peer, is_send) = match operation.awaited()? {
+        let (peer, is_send) = match operation.request.direction {
             Direction::Send(to) => (to, true),
             Direction::Receive(from) => (from?, false),
         };

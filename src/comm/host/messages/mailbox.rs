@@ -73,7 +73,11 @@ impl Mailbox {
     /// Adds an operation, and returns its number.
     pub(super) fn add(&mut self, request: MessageRequest, deadline: Instant, on_end: Option<OnEnd>) -> u64 {
         self.latest += 1;
-        self.operations.push(Operation::new(self.latest, request, deadline, on_end));
+        let stage = match request.direction {
+            Direction::Send(_) => Stage::Queued,
+            Direction::Receive(_) => Stage::Posted,
+        };
+        self.operations.push(Operation { number: self.latest, request, deadline, stage, on_end });
         self.latest
     }
 

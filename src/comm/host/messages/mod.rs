@@ -140,7 +140,7 @@ impl Messenger {
 
     /// Warns once of messages that this rank has not received.
     pub(super) fn warn_of_unreceived(&self) {
-        if self.own.segment.domain.is_aborted() || self.has_warned.get().is_some() {
+        if self.own.segment.domain.is_aborted() {
             return;
         }
         let count = self.lock().count_unreceived(&self.own);

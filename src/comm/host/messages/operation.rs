@@ -60,14 +60,6 @@ pub(super) struct Incoming {
 unsafe impl Send for Stage {}
 
 impl Operation {
-    pub(super) fn new(number: u64, request: MessageRequest, deadline: Instant, on_end: Option<OnEnd>) -> Self {
-        let stage = match request.direction {
-            Direction::Send(_) => Stage::Queued,
-            Direction::Receive(_) => Stage::Posted,
-        };
-        Operation { number, request, deadline, stage, on_end }
-    }
-
     /// Whether a message of `source` is for this operation.
     pub(super) fn takes(&self, source: GroupRank, tag: u16) -> bool {
         let is_from = |from: Option<GroupRank>| from.is_none_or(|from| from == source);
@@ -89,11 +81,6 @@ impl Operation {
     /// The stage after the last byte of a message.
     pub(super) fn received(&self, source: GroupRank, byte_len: usize) -> Stage {
         Stage::Ended(Delivery { source, element_count: byte_len / self.request.data_type.byte_len() })
-    }
-
-    /// Whom the operation waits for, while no rank knows of it or has an answer.
-    pub(super) fn awaited(&self) -> Option<Direction> {
-        matches!(self.stage, Stage::Queued | Stage::Announced | Stage::Posted).then_some(self.request.direction)
     }
 
     /// The peer without which the operation cannot end; `None` for a receive from any.
