@@ -131,10 +131,6 @@ impl TicketEntry {
         TicketEntry { communicator, extent, number: 0, stream: None }
     }
 
-    fn is_sole(&self) -> bool {
-        self.number == 0
-    }
-
     /// A sole ticket as a word. Communicators count from 1, so it is neither [`NO_TICKET`] nor
     /// [`LISTED`].
     fn to_word(self) -> u64 {
@@ -211,7 +207,7 @@ impl SharedOrder {
     /// Drops a ticket without the lock, if it is not in the list.
     fn drop_sole(&self, entry: &TicketEntry) -> bool {
         let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
-        entry.is_sole() && self.sole.compare_exchange(entry.to_word(), NO_TICKET, release, relaxed).is_ok()
+        entry.number == 0 && self.sole.compare_exchange(entry.to_word(), NO_TICKET, release, relaxed).is_ok()
     }
 
     /// Adds a ticket to the list, behind the one that is not in it yet.

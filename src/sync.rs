@@ -22,17 +22,12 @@ impl Published {
     }
 }
 
-#[cfg(not(loom))]
-pub(crate) use std::{
-    hint::spin_loop,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
-    sync::{Condvar, Mutex, MutexGuard},
-    thread::yield_now,
-    thread_local,
-};
-
 #[cfg(loom)]
-pub(crate) use loom::{
+use ::loom as library;
+#[cfg(not(loom))]
+use ::std as library;
+
+pub(crate) use library::{
     hint::spin_loop,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     sync::{Condvar, Mutex, MutexGuard},

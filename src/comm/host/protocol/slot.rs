@@ -93,10 +93,8 @@ impl BufferLocation {
 pub(crate) enum CallBody<'a> {
     /// The rank's input.
     Payload(&'a [u8]),
-    Locations {
-        input: BufferLocation,
-        output: BufferLocation,
-    },
+    /// Where its input and its output are.
+    Locations([BufferLocation; 2]),
 }
 
 impl CallHeader {
@@ -148,8 +146,8 @@ impl Slot {
                     store((&header.body[words.len()], word_of(rest)));
                 }
             }
-            CallBody::Locations { input, output } => {
-                let words = [input, output].map(BufferLocation::to_words);
+            CallBody::Locations(locations) => {
+                let words = locations.map(BufferLocation::to_words);
                 header.body.iter().zip(words.into_iter().flatten()).for_each(store);
             }
         }

@@ -29,7 +29,11 @@ impl RunningCall<'_> {
         let shares_reduce = self.shares_reduce()?;
         match call.collective {
             Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
-            Collective::Reduce { reduce_op, root } if shares_reduce => self.reduce_share(reduce_op, root)?,
+            Collective::Reduce { reduce_op, root } if shares_reduce => {
+                let (start, byte_len) = self.share();
+                let target = self.peer_address(root, CallHeader::output, start, byte_len)?;
+                self.reduce(reduce_op, start, target, byte_len, &[])?;
+            }
             _ if !call.writes_output(rank) => {}
             Collective::Reduce { reduce_op, .. } | Collective::ReduceScatter { reduce_op } => {
                 self.reduce(reduce_op, self.source_offset(), self.output_at(0), call.block_bytes(), &[])?;
@@ -180,12 +184,5 @@ impl RunningCall<'_> {
         self.with_addresses(output_of, |outputs| {
             self.reduce(reduce_op, start, self.output_at(start), byte_len, outputs)
         })
-    }
-
-    /// Reduces this rank's share of the elements, and writes it to the root's output.
-    fn reduce_share(&self, reduce_op: ReduceOperation, root: GroupRank) -> Result<()> {
-        let (start, byte_len) = self.share();
-        let target = self.peer_address(root, CallHeader::output, start, byte_len)?;
-        self.reduce(reduce_op, start, target, byte_len, &[])
     }
 }

@@ -124,7 +124,7 @@ impl<'a> RunningCall<'a> {
             }
             None => {
                 locations = [self.input_location(input_bytes), self.output_location()];
-                CallBody::Locations { input: locations[0], output: locations[1] }
+                CallBody::Locations(locations)
             }
         };
         self.protocol.post(body);
@@ -167,15 +167,6 @@ impl<'a> RunningCall<'a> {
         }
     }
 
-    /// The address of a block of this rank's output.
-    pub(super) fn output_block(&self, index: usize) -> *mut u8 {
-        let call = self.request.call;
-        match self.has_list_of(call.output()) {
-            true => self.blocks()[index].pointer,
-            false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
-        }
-    }
-
     /// Where the block that this rank takes begins in the input of a rank that gives.
     pub(super) fn source_offset(&self) -> usize {
         let call = self.request.call;
@@ -184,7 +175,12 @@ impl<'a> RunningCall<'a> {
 
     /// The address of the block of this rank's output that it takes from a peer.
     pub(super) fn output_for(&self, peer: GroupRank) -> *mut u8 {
-        self.output_block(if self.request.call.output().is_per_rank { peer.index() } else { 0 })
+        let call = self.request.call;
+        let index = if call.output().is_per_rank { peer.index() } else { 0 };
+        match self.has_list_of(call.output()) {
+            true => self.blocks()[index].pointer,
+            false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
+        }
     }
 
     /// Where peers find this rank's output, if they may write it.
