@@ -1,13 +1,10 @@
 //! Files of safetensors: eight bytes with the length of the header, the header in JSON, the
 //! elements. Nothing in a file is trusted.
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Write};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
-use std::slice;
+use std::path::Path;
+use std::ptr::{NonNull, null_mut, slice_from_raw_parts_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +13,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::element_type::{ElementType, OpaqueType};
+use super::schema::{Schema, TensorSchema};
 use super::{Tensor, TensorDict, of_tensor};
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
@@ -32,18 +30,18 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// How many bytes are copied at once from a tensor that is not in memory as the file has it.
 const COPY_BYTES: usize = 8 << 20;
 
-/// The library's types by the format's names.
-const KNOWN: [(&str, DataType); 10] = [
-    ("F32", DataType::Float32),
-    ("F16", DataType::Float16),
-    ("BF16", DataType::Bfloat16),
-    ("F8_E4M3", DataType::Float8E4M3),
-    ("F8_E5M2", DataType::Float8E5M2),
-    ("I64", DataType::Int64),
-    ("I32", DataType::Int32),
-    ("I8", DataType::Int8),
-    ("U8", DataType::Uint8),
-    ("BOOL", DataType::Bool),
+/// The library's types in the format.
+const KNOWN: [(Dtype, DataType); 10] = [
+    (Dtype::F32, DataType::Float32),
+    (Dtype::F16, DataType::Float16),
+    (Dtype::BF16, DataType::Bfloat16),
+    (Dtype::F8_E4M3, DataType::Float8E4M3),
+    (Dtype::F8_E5M2, DataType::Float8E5M2),
+    (Dtype::I64, DataType::Int64),
+    (Dtype::I32, DataType::Int32),
+    (Dtype::I8, DataType::Int8),
+    (Dtype::U8, DataType::Uint8),
+    (Dtype::BOOL, DataType::Bool),
 ];
 
 /// # Files
@@ -109,17 +107,10 @@ fn unreadable(error: std::io::Error) -> Error {
 
 /// What a header says, checked against the length of the file.
 struct Header {
-    tensors: Vec<(String, FileTensor)>,
-    metadata: BTreeMap<String, String>,
+    /// In the order of the elements. The format's own check has found that they leave no gap.
+    schema: Schema,
     /// The number of bytes before the elements.
     byte_len: usize,
-}
-
-struct FileTensor {
-    element_type: ElementType,
-    shape: Shape,
-    /// Where its elements are, after the header.
-    range: Range<usize>,
 }
 
 impl Header {
@@ -156,41 +147,34 @@ impl Header {
     }
 
     fn of(metadata: &Metadata, byte_len: usize) -> Result<Self> {
-        let by_name: BTreeMap<String, &TensorInfo> = metadata.tensors().into_iter().collect();
-        let mut tensors = Vec::new();
-        for (name, info) in by_name {
-            let tensor = FileTensor::new(info).map_err(|e| of_tensor(&name, e))?;
-            tensors.push((name, tensor));
-        }
+        let mut infos: Vec<(String, &TensorInfo)> = metadata.tensors().into_iter().collect();
         // Tensors without elements may share a place; then their names decide.
-        tensors.sort_by_key(|(_, tensor)| (tensor.range.start, tensor.range.end));
+        infos.sort_by(|(a, of_a), (b, of_b)| (of_a.data_offsets, a).cmp(&(of_b.data_offsets, b)));
+        let tensor = |(name, info): (String, &TensorInfo)| {
+            let tensor = element_type_of(info.dtype).and_then(|t| TensorSchema::new(name.clone(), t, &info.shape));
+            tensor.map_err(|e| of_tensor(&name, e))
+        };
+        let tensors = infos.into_iter().map(tensor).collect::<Result<_>>()?;
         let metadata = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
-        Ok(Header { tensors, metadata, byte_len })
+        Ok(Header { schema: Schema { tensors, metadata }, byte_len })
     }
 
     /// The dictionary, whose tensors `make` makes of type, shape and place in the file.
     fn into_dict(self, mut make: impl FnMut(ElementType, Shape, usize) -> Result<Tensor>) -> Result<TensorDict> {
-        let mut dict = TensorDict { metadata: self.metadata, ..TensorDict::new() };
-        for (name, FileTensor { element_type, shape, range }) in self.tensors {
-            dict.insert(name, make(element_type, shape, self.byte_len + range.start)?);
+        let mut dict = TensorDict { metadata: self.schema.metadata, ..TensorDict::new() };
+        let mut start = self.byte_len;
+        for TensorSchema { name, element_type, shape, byte_len } in self.schema.tensors {
+            dict.insert(name, make(element_type, shape, start)?);
+            start += byte_len;
         }
         Ok(dict)
     }
 }
 
-impl FileTensor {
-    fn new(info: &TensorInfo) -> Result<Self> {
-        let type_name = info.dtype.to_string();
-        let element_type = match KNOWN.iter().find(|(known, _)| *known == type_name) {
-            Some((_, data_type)) => ElementType::Known(*data_type),
-            None => OpaqueType::new(type_name, info.dtype.bitsize() as u32)?.into(),
-        };
-        let (shape, range) = (Shape::new(&info.shape)?, info.data_offsets.0..info.data_offsets.1);
-        // The format's own check has compared the two.
-        if element_type.byte_len(&shape)? != range.len() {
-            bail!(InvalidArgument, "{element_type} {shape} has not the {} bytes that the header gives it", range.len());
-        }
-        Ok(FileTensor { element_type, shape, range })
+fn element_type_of(dtype: Dtype) -> Result<ElementType> {
+    match KNOWN.iter().find(|(known, _)| *known == dtype) {
+        Some((_, data_type)) => Ok((*data_type).into()),
+        None => Ok(OpaqueType::new(dtype.to_string(), dtype.bitsize() as u32)?.into()),
     }
 }
 
@@ -226,45 +210,32 @@ unsafe fn map(path: &Path) -> Result<TensorDict> {
     if file.metadata().map_err(unreadable)?.len() < file_len {
         bail!(InvalidArgument, "it became shorter while it was read");
     }
-    // SAFETY: the caller's promise.
-    let file: ReadOnlyMemory = Arc::new(unsafe { MappedFile::new(&file, file_len as usize) }?);
+    let len = file_len as usize;
+    // SAFETY: a new mapping changes no existing one.
+    let base = unsafe { rustix::mm::mmap(null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0) };
+    let unmapped = |e| error!(System, "it cannot be mapped: {e}").with_source(std::io::Error::from(e));
+    let base = base.map_err(unmapped)?;
+    let bytes = NonNull::new(slice_from_raw_parts_mut(base.cast(), len));
+    let mapped = MappedFile(bytes.expect("the kernel maps nothing at address 0 by itself"));
+    // What is read soon can come from the disk early; without the hint it only comes later.
+    // SAFETY: the range is this mapping, whose bytes stay.
+    let _ = unsafe { rustix::mm::madvise(base, len, Advice::Sequential) };
+    let file: ReadOnlyMemory = Arc::new(mapped);
     header.into_dict(|element_type, shape, start| Tensor::read_only(element_type, shape, &file, start))
 }
 
-/// The bytes of a file, which is mapped until this is dropped.
-struct MappedFile {
-    base: NonNull<u8>,
-    len: usize,
-}
+/// The bytes of a file, which is mapped until this is dropped. No program changes them meanwhile.
+struct MappedFile(NonNull<[u8]>);
 
 // SAFETY: nothing writes the bytes.
 unsafe impl Send for MappedFile {}
 // SAFETY: as above.
 unsafe impl Sync for MappedFile {}
 
-impl MappedFile {
-    /// Maps the first `len` bytes, at least one.
-    ///
-    /// # Safety
-    ///
-    /// The file has these bytes, and no program changes them, until this is dropped.
-    unsafe fn new(file: &File, len: usize) -> Result<Self> {
-        // SAFETY: a new mapping changes no existing one.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0) };
-        let unmapped = |e| error!(System, "it cannot be mapped: {e}").with_source(std::io::Error::from(e));
-        let base = base.map_err(unmapped)?;
-        // What is read soon can come from the disk early; without the hint it only comes later.
-        // SAFETY: the range is this mapping, whose bytes stay.
-        let _ = unsafe { rustix::mm::madvise(base, len, Advice::Sequential) };
-        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 by itself");
-        Ok(MappedFile { base, len })
-    }
-}
-
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the bytes are mapped as long as `self` lives, and do not change (`new`).
-        unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) }
+        // SAFETY: the bytes are mapped as long as `self` lives, and do not change.
+        unsafe { self.0.as_ref() }
     }
 }
 
@@ -272,19 +243,16 @@ impl Drop for MappedFile {
     fn drop(&mut self) {
         // SAFETY: mapped with this length, and no reference outlives `self`. An error would leak
         // it.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), self.0.len()) };
     }
 }
 
 /// The format's type of a tensor.
 fn dtype_of(element_type: &ElementType) -> Result<Dtype> {
-    let name = match element_type {
-        ElementType::Known(data_type) => {
-            KNOWN.iter().find(|(_, known)| known == data_type).map_or(data_type.name(), |(name, _)| name)
-        }
-        ElementType::Opaque(opaque) => opaque.name(),
+    let dtype = match element_type {
+        ElementType::Known(data_type) => KNOWN.iter().find(|(_, known)| known == data_type).map(|(dtype, _)| *dtype),
+        ElementType::Opaque(opaque) => serde_json::from_value(opaque.name().into()).ok(),
     };
-    let dtype: Option<Dtype> = serde_json::from_value(name.into()).ok();
     match dtype.filter(|dtype| dtype.bitsize() == element_type.bit_len() as usize) {
         Some(dtype) => Ok(dtype),
         None => bail!(
@@ -311,76 +279,47 @@ fn save(dict: &TensorDict, path: &Path) -> Result<()> {
     }
     let texts = dict.metadata();
     let texts = (!texts.is_empty()).then(|| texts.iter().map(|(key, text)| (key.clone(), text.clone())).collect());
-    let unwritable = |e: &dyn std::fmt::Display| error!(InvalidArgument, "its header cannot be written: {e}");
-    let metadata = Metadata::new(texts, infos).map_err(|e| unwritable(&e))?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|e| unwritable(&e))?;
+    let no_header = |e: &dyn std::fmt::Display| error!(InvalidArgument, "its header cannot be written: {e}");
+    let metadata = Metadata::new(texts, infos).map_err(|e| no_header(&e))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| no_header(&e))?;
     // The elements begin at a multiple of eight bytes.
     header.resize(header.len().next_multiple_of(LENGTH_BYTES), b' ');
     if header.len() as u64 > MAX_HEADER_BYTES {
         bail!(InvalidArgument, "its header would have {} bytes; the most are {MAX_HEADER_BYTES}", header.len());
     }
-    let mut file = NewFile::create(path)?;
-    file.write(&(header.len() as u64).to_le_bytes())?;
-    file.write(&header)?;
-    for (_, tensor) in tensors {
-        write_tensor(tensor, &mut file)?;
-    }
-    file.rename_to(path)
+    write_beside(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(unwritable)?;
+        file.write_all(&header).map_err(unwritable)?;
+        tensors.iter().try_for_each(|(_, tensor)| write_tensor(tensor, file))
+    })
 }
 
-fn write_tensor(tensor: &Tensor, file: &mut NewFile) -> Result<()> {
+fn write_tensor(tensor: &Tensor, file: &mut File) -> Result<()> {
     if let Ok(bytes) = tensor.as_bytes() {
-        return file.write(bytes);
+        return file.write_all(bytes).map_err(unwritable);
     }
     let mut copy = vec![0; COPY_BYTES.min(tensor.byte_len())];
     for offset in (0..tensor.byte_len()).step_by(COPY_BYTES) {
         let bytes = &mut copy[..COPY_BYTES.min(tensor.byte_len() - offset)];
         tensor.read(offset, bytes)?;
-        file.write(bytes)?;
+        file.write_all(bytes).map_err(unwritable)?;
     }
     Ok(())
 }
 
-/// A file that is being written, beside the one whose name it will get. It is removed if it is
-/// dropped before.
-struct NewFile {
-    file: File,
-    path: Option<PathBuf>,
-}
-
-impl NewFile {
-    fn create(target: &Path) -> Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let Some(name) = target.file_name() else { bail!(InvalidArgument, "it is not the name of a file") };
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}-{number}", std::process::id()));
-        let path = target.with_file_name(hidden);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(unwritable)?;
-        Ok(NewFile { file, path: Some(path) })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(unwritable)
-    }
-
-    fn rename_to(mut self, target: &Path) -> Result<()> {
-        if let Some(path) = &self.path {
-            std::fs::rename(path, target).map_err(unwritable)?;
-            self.path = None;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            // The error that ended the writing is the one to report.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+/// Writes a file beside the one whose name it then gets. After an error it is removed.
+fn write_beside(target: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let Some(name) = target.file_name() else { bail!(InvalidArgument, "it is not the name of a file") };
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}-{number}", std::process::id()));
+    let path = target.with_file_name(hidden);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(unwritable)?;
+    let written = write(&mut file).and_then(|()| std::fs::rename(&path, target).map_err(unwritable));
+    // The error that ended the writing is the one to report.
+    written.inspect_err(|_| drop(std::fs::remove_file(&path)))
 }
 
 fn unwritable(error: std::io::Error) -> Error {

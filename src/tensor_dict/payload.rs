@@ -96,23 +96,19 @@ impl Broadcast {
 
     /// Moves the elements. After an error of this rank alone the communicator ends, because the
     /// other ranks wait for pieces.
-    fn payload(&self, tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
-        self.move_pieces(tensors).inspect_err(|error| {
+    fn payload(&self, mut tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
+        let byte_lens: Vec<usize> = tensors.iter().map(PayloadTensor::byte_len).collect();
+        let total_bytes = byte_lens.iter().map(|len| *len as u64).sum();
+        let (mut byte_count, mut pack) = (0, Vec::new());
+        let moved = pieces(&byte_lens).iter().try_for_each(|piece| {
+            byte_count += self.move_piece(piece, &mut tensors, &mut pack)? as u64;
+            self.report(byte_count, total_bytes)
+        });
+        moved.inspect_err(|error| {
             if self.communicator.as_backend().check().is_ok() {
                 self.communicator.abort_with(error);
             }
         })
-    }
-
-    fn move_pieces(&self, mut tensors: Vec<PayloadTensor<'_>>) -> Result<()> {
-        let byte_lens: Vec<usize> = tensors.iter().map(PayloadTensor::byte_len).collect();
-        let total_bytes = byte_lens.iter().map(|len| *len as u64).sum();
-        let (mut byte_count, mut pack) = (0, Vec::new());
-        for piece in pieces(&byte_lens) {
-            byte_count += self.move_piece(&piece, &mut tensors, &mut pack)? as u64;
-            self.report(byte_count, total_bytes)?;
-        }
-        Ok(())
     }
 
     /// Gives the length of the piece.

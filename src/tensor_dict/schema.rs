@@ -34,6 +34,14 @@ pub(super) struct TensorSchema {
     pub(super) byte_len: usize,
 }
 
+impl TensorSchema {
+    pub(super) fn new(name: String, element_type: ElementType, dims: &[usize]) -> Result<Self> {
+        let shape = Shape::new(dims)?;
+        let byte_len = element_type.byte_len(&shape)?;
+        Ok(TensorSchema { name, element_type, shape, byte_len })
+    }
+}
+
 /// A schema as it travels: name, type and dimensions of each tensor, and the texts.
 type Decoded = (Vec<(String, ElementType, Vec<usize>)>, BTreeMap<String, String>);
 
@@ -75,10 +83,8 @@ impl Schema {
         if !left.is_empty() {
             bail!(System, "the schema that came has {} bytes too many", left.len());
         }
-        let check = |(name, element_type, dims): (String, ElementType, Vec<usize>)| {
-            let shape = Shape::new(&dims).map_err(damaged)?;
-            let byte_len = element_type.byte_len(&shape).map_err(damaged)?;
-            Ok(TensorSchema { name, element_type, shape, byte_len })
+        let check = |(name, element_type, dims): (_, _, Vec<usize>)| {
+            TensorSchema::new(name, element_type, &dims).map_err(damaged)
         };
         let tensors = tensors.into_iter().map(check).collect::<Result<Vec<_>>>()?;
         let mut names = HashSet::new();

@@ -61,7 +61,11 @@ impl Tensor {
         if buffer.data_type() != DataType::Uint8 || buffer.byte_len() != byte_len {
             bail!(InvalidBuffer, "{element_type} {shape} is {byte_len} bytes, and what is given is {buffer:?}");
         }
-        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
+        Self::new(element_type, shape, Storage::Contiguous(buffer))
+    }
+
+    fn new(element_type: ElementType, shape: Shape, storage: Storage) -> Result<Self> {
+        Ok(Tensor { byte_len: element_type.byte_len(&shape)?, element_type, shape, storage })
     }
 
     /// A tensor whose elements are not one after the other in `buffer`, which is in host memory.
@@ -96,9 +100,7 @@ impl Tensor {
     ) -> Result<Self> {
         let (element_type, shape) =
             (ElementType::from(buffer.data_type()), dims.try_into().map_err(Into::into)?.to_shape()?);
-        let byte_len = element_type.byte_len(&shape)?;
-        let storage = Storage::Strided(Strided::new(buffer, offset, &shape, strides)?);
-        Ok(Tensor { element_type, shape, byte_len, storage })
+        Self::new(element_type, shape, Storage::Strided(Strided::new(buffer, offset, &shape, strides)?))
     }
 
     /// A tensor of zeros, in host memory that is pinned for a GPU if one is given.
@@ -108,16 +110,8 @@ impl Tensor {
         space: MemorySpace,
         pinning: Option<&Arc<Device>>,
     ) -> Result<Self> {
-        let byte_len = element_type.byte_len(&shape)?;
-        let (data_type, elements) = match element_type.data_type() {
-            Some(data_type) => (data_type, shape),
-            None => (DataType::Uint8, Shape::new(&[byte_len])?),
-        };
-        let buffer = match pinning {
-            Some(device) => Buffer::pinned(device, data_type, elements)?,
-            None => Buffer::zeroed_in(space, data_type, elements)?,
-        };
-        Ok(Tensor { element_type, shape, byte_len, storage: Storage::Contiguous(buffer) })
+        let buffer = zeroed_buffer(&element_type, shape, space, pinning)?;
+        Self::new(element_type, shape, Storage::Contiguous(buffer))
     }
 
     /// A tensor in read-only memory, from a byte on that has as many bytes behind it.
@@ -127,9 +121,7 @@ impl Tensor {
         memory: &ReadOnlyMemory,
         start: usize,
     ) -> Result<Self> {
-        let byte_len = element_type.byte_len(&shape)?;
-        let storage = Storage::ReadOnly { memory: Arc::clone(memory), start };
-        Ok(Tensor { element_type, shape, byte_len, storage })
+        Self::new(element_type, shape, Storage::ReadOnly { memory: Arc::clone(memory), start })
     }
 
     /// The type of the elements.
@@ -181,10 +173,7 @@ impl Tensor {
         match self.storage {
             Storage::Contiguous(buffer) => Ok(buffer),
             _ => {
-                let copy = Tensor::zeroed(self.element_type.clone(), self.shape, MemorySpace::Host, None)?;
-                let Storage::Contiguous(mut buffer) = copy.storage else {
-                    bail!(System, "a new tensor is not contiguous")
-                };
+                let mut buffer = zeroed_buffer(&self.element_type, self.shape, MemorySpace::Host, None)?;
                 self.read(0, buffer.as_mut_bytes()?)?;
                 Ok(buffer)
             }
@@ -294,6 +283,23 @@ impl Tensor {
     /// given.
     pub(super) fn is_fillable(&self, place: Option<MemorySpace>) -> bool {
         self.as_buffer().is_some_and(|buffer| place.is_none_or(|place| buffer.space() == place))
+    }
+}
+
+/// A buffer for a tensor: of bytes if the type is opaque.
+fn zeroed_buffer(
+    element_type: &ElementType,
+    shape: Shape,
+    space: MemorySpace,
+    pinning: Option<&Arc<Device>>,
+) -> Result<Buffer> {
+    let (data_type, elements) = match element_type.data_type() {
+        Some(data_type) => (data_type, shape),
+        None => (DataType::Uint8, Shape::new(&[element_type.byte_len(&shape)?])?),
+    };
+    match pinning {
+        Some(device) => Buffer::pinned(device, data_type, elements),
+        None => Buffer::zeroed_in(space, data_type, elements),
     }
 }
 
