@@ -1,23 +1,23 @@
 //! Signals for a job that runs, from other threads.
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use distcollective::Result;
 use rustix::process::Signal;
 
+use crate::events::wake;
 use crate::lock;
 use crate::rank_process::Target;
 
 /// Sends signals to the ranks of a [`Job`](super::Job), from any thread.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct JobControl {
     pub(super) state: Arc<Mutex<ControlState>>,
 }
 
 /// What the threads share.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct ControlState {
     /// The ranks of the present run. Their numbers stay theirs until the run has ended.
     pub(super) targets: Vec<Target>,
@@ -90,19 +90,6 @@ impl ControlState {
     /// Asks the run to end the job, and wakes it.
     fn request_end(&mut self) {
         self.has_request = true;
-        if let Some(news) = &self.news {
-            // The counter holds more than 2^63 calls.
-            let _ = rustix::io::write(news, &1u64.to_ne_bytes());
-        }
-    }
-}
-
-impl fmt::Debug for JobControl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
-        f.debug_struct("JobControl")
-            .field("is_running", &state.news.is_some())
-            .field("end", &state.end)
-            .finish_non_exhaustive()
+        self.news.iter().for_each(|news| wake(news));
     }
 }

@@ -1,56 +1,61 @@
-//! The events that wake a job: a rank ends, a rank reports, another thread has news.
+//! The events that wake a job and its threads: a rank ends, reports or writes, another thread has
+//! news.
 
-use std::io::{Error, ErrorKind, Result};
+use std::io::{Error, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, EventData};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+pub(super) use rustix::event::epoll::EventFlags;
+
+/// The number of what has none. Above every rank's and every pipe's.
+pub(super) const OTHER: u64 = u64::MAX;
 
 /// The kernel's queue of events, in the order in which they happened.
-pub(super) struct Events {
-    epoll: OwnedFd,
-    /// Kept open: the kernel removes a source from the queue when it is closed.
-    ranks: Vec<OwnedFd>,
-}
-
-/// The number of what is no rank. Above every rank's.
-const NO_RANK: u64 = u64::MAX;
+pub(super) struct Events(OwnedFd);
 
 impl Events {
     pub(super) fn new() -> Result<Self> {
-        Ok(Events { epoll: epoll::create(CreateFlags::CLOEXEC)?, ranks: Vec::new() })
+        Ok(Events(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Watches a rank.
-    pub(super) fn add_rank(&mut self, number: usize, pidfd: OwnedFd) -> Result<()> {
-        self.add(number as u64, pidfd.as_fd(), EventFlags::IN)?;
-        self.ranks.push(pidfd);
-        Ok(())
+    /// Watches a descriptor until it is closed.
+    pub(super) fn add(&self, number: u64, fd: impl AsFd, flags: EventFlags) -> Result<()> {
+        Ok(epoll::add(&self.0, fd, EventData::new_u64(number), flags)?)
     }
 
-    /// Watches a socket or an event counter until it is closed.
-    pub(super) fn add_other(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        self.add(NO_RANK, fd, EventFlags::IN | EventFlags::RDHUP)
+    /// Watches a socket or an event counter for news.
+    pub(super) fn add_other(&self, fd: impl AsFd) -> Result<()> {
+        self.add(OTHER, fd, EventFlags::IN | EventFlags::RDHUP | EventFlags::ET)
     }
 
-    fn add(&self, number: u64, fd: BorrowedFd<'_>, flags: EventFlags) -> Result<()> {
-        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(number), flags | EventFlags::ET)?)
-    }
-
-    /// Waits for the next event; without a timeout, for ever. Gives the number of the rank if one
-    /// has ended.
-    pub(super) fn next(&self, timeout: Option<Duration>) -> Result<Option<usize>> {
-        let timeout = timeout.map(Timespec::try_from).transpose().map_err(Error::other)?;
-        let mut event = [MaybeUninit::uninit()];
-        match epoll::wait(&self.epoll, &mut event, timeout.as_ref()).map_err(Error::from) {
-            Ok((events, _)) => {
-                let number = events.first().map(|event| event.data.u64());
-                Ok(number.filter(|number| *number != NO_RANK).map(|number| number as usize))
+    /// Waits for the next event; without a timeout, for ever. Gives its number.
+    pub(super) fn next(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.map(Timespec::try_from).transpose().map_err(Error::other)?;
+            let mut event = [MaybeUninit::uninit()];
+            match epoll::wait(&self.0, &mut event, left.as_ref()) {
+                Ok((events, _)) => return Ok(events.first().map(|event| event.data.u64())),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
-            Err(error) => Err(error),
         }
     }
+}
+
+/// A counter by which one thread wakes another.
+pub(super) fn event_counter() -> Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// Wakes the thread that watches the counter.
+pub(super) fn wake(counter: &OwnedFd) {
+    // The counter holds more than 2^63 calls.
+    let _ = rustix::io::write(counter, &1u64.to_ne_bytes());
 }

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::ChildStdin;
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::events::{event_counter, wake};
 
 /// What a pipe takes without a wait, if it takes anything.
 const PIECE: usize = 4096;
@@ -21,7 +23,7 @@ pub(super) struct InputCopy {
 impl InputCopy {
     /// Starts the thread. It also ends with the input, or when the rank no longer reads.
     pub(super) fn copy_to(pipe: ChildStdin) -> Result<Self> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = event_counter()?;
         let (terminal, stopped) = (std::io::stdin().as_fd().try_clone_to_owned()?, stop.try_clone()?);
         // An error means that the terminal or the rank's end of the pipe is gone.
         let copy = move || drop(copy(&terminal, OwnedFd::from(pipe).into(), &stopped));
@@ -32,8 +34,7 @@ impl InputCopy {
 
 impl Drop for InputCopy {
     fn drop(&mut self) {
-        // The counter holds more than 2^63 calls.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        wake(&self.stop);
         // The thread does not panic.
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -1,7 +1,7 @@
 //! Forwards what ranks write.
 
 use std::any::Any;
-use std::io::{Error, Result};
+use std::io::Result;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,11 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use distcollective::{Error as JobError, Rank};
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 
+use crate::events::{EventFlags, Events, OTHER, event_counter, wake};
 use crate::lock;
 
 /// Takes what ranks write to one stream. A thread of the job calls it.
@@ -58,17 +56,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// pipe open is left alone.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The number of the event that says that all ranks have ended. Above every pipe's number.
-const RANKS_ENDED: u64 = u64::MAX;
-
 /// What the forwarding threads and the job share.
 pub(super) struct Progress {
     /// For each rank, how many of its pipes are open.
     open_pipes: Vec<AtomicUsize>,
-    /// How many threads have passed on all that the ranks themselves wrote.
-    paid: AtomicUsize,
-    /// How many threads have ended.
-    finished: AtomicUsize,
+    /// How many threads have not passed on all that the ranks themselves wrote.
+    owing: AtomicUsize,
+    /// How many threads have not ended.
+    running: AtomicUsize,
     /// The first error of an output. After it no output gets anything.
     failure: OnceLock<JobError>,
     /// The job no longer waits for the threads.
@@ -80,75 +75,70 @@ pub(super) struct Progress {
 }
 
 /// The threads that forward the output of a job's ranks: one for each stream.
-pub(super) struct Forwarding {
-    progress: Arc<Progress>,
-    threads: usize,
-}
+pub(super) struct Forwarding(Arc<Progress>);
 
 impl Forwarding {
     /// `news` wakes the job when a thread gets further.
     pub(super) fn new(rank_count: u32, news: Arc<OwnedFd>) -> Result<Self> {
         let progress = Progress {
             open_pipes: (0..rank_count).map(|_| AtomicUsize::new(0)).collect(),
-            paid: AtomicUsize::new(0),
-            finished: AtomicUsize::new(0),
+            owing: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
             failure: OnceLock::new(),
             abandoned: AtomicBool::new(false),
             news,
-            ranks_ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ranks_ended: event_counter()?,
         };
-        Ok(Forwarding { progress: Arc::new(progress), threads: 0 })
+        Ok(Forwarding(Arc::new(progress)))
     }
 
     /// Starts a thread that gives one stream of all ranks to `output`.
-    pub(super) fn start(&mut self, pipes: Vec<(Rank, OwnedFd)>, output: SharedOutput) -> Result<()> {
+    pub(super) fn start(&self, pipes: Vec<(Rank, OwnedFd)>, output: SharedOutput) -> Result<()> {
         for (rank, _) in &pipes {
-            self.progress.open_pipes[rank.index()].fetch_add(1, Ordering::Relaxed);
+            self.0.open_pipes[rank.index()].fetch_add(1, Ordering::Relaxed);
         }
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let flags = EventFlags::IN | EventFlags::ET;
-        epoll::add(&epoll, &self.progress.ranks_ended, EventData::new_u64(RANKS_ENDED), flags)?;
+        let events = Events::new()?;
+        events.add_other(&self.0.ranks_ended)?;
         for (number, (_, fd)) in (0..).zip(&pipes) {
-            epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN)?;
+            events.add(number, fd, EventFlags::IN)?;
         }
         let pipe = |(rank, fd)| Pipe { rank, fd: Some(fd), text: Vec::new(), since: None, owed: 0 };
-        let sink = Sink { output, progress: Arc::clone(&self.progress) };
-        let stream = OutputStream { epoll, open: pipes.len(), pipes: pipes.into_iter().map(pipe).collect(), sink };
-        std::thread::Builder::new().name("dcl-output".to_owned()).spawn(move || stream.run())?;
-        self.threads += 1;
-        Ok(())
+        let sink = Sink { output, progress: Arc::clone(&self.0) };
+        let stream = OutputStream { events, open: pipes.len(), pipes: pipes.into_iter().map(pipe).collect(), sink };
+        self.0.owing.fetch_add(1, Ordering::Relaxed);
+        self.0.running.fetch_add(1, Ordering::Relaxed);
+        std::thread::Builder::new().name("dcl-output".to_owned()).spawn(move || stream.run()).map(drop)
     }
 
     /// Whether every process has closed the rank's output.
     pub(super) fn has_closed(&self, rank: usize) -> bool {
-        self.progress.open_pipes[rank].load(Ordering::Acquire) == 0
+        self.0.open_pipes[rank].load(Ordering::Acquire) == 0
     }
 
     /// Tells the threads that all ranks have ended.
     pub(super) fn ranks_have_ended(&self) {
-        // The counter holds more than 2^63 calls.
-        let _ = rustix::io::write(&self.progress.ranks_ended, &1u64.to_ne_bytes());
+        wake(&self.0.ranks_ended);
     }
 
     /// Whether all that the ranks wrote before they ended is passed on.
     pub(super) fn is_paid(&self) -> bool {
-        self.progress.paid.load(Ordering::Acquire) == self.threads
+        self.0.owing.load(Ordering::Acquire) == 0
     }
 
     /// Whether all pipes are closed, or held open by quiet processes.
     pub(super) fn is_finished(&self) -> bool {
-        self.progress.finished.load(Ordering::Acquire) == self.threads
+        self.0.running.load(Ordering::Acquire) == 0
     }
 
     /// The error of an output, if one has failed. What ranks write after it is lost.
     pub(super) fn failure(&self) -> Option<&JobError> {
-        self.progress.failure.get()
+        self.0.failure.get()
     }
 }
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
-        self.progress.abandoned.store(true, Ordering::Release);
+        self.0.abandoned.store(true, Ordering::Release);
         self.ranks_have_ended();
     }
 }
@@ -174,7 +164,7 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
 
 /// One stream of all ranks.
 struct OutputStream {
-    epoll: OwnedFd,
+    events: Events,
     pipes: Vec<Pipe>,
     open: usize,
     sink: Sink,
@@ -208,8 +198,7 @@ impl Sink {
 
     /// Wakes the job.
     fn tell(&self) {
-        // The counter holds more than 2^63 calls.
-        let _ = rustix::io::write(&self.progress.news, &1u64.to_ne_bytes());
+        wake(&self.progress.news);
     }
 }
 
@@ -219,28 +208,23 @@ impl OutputStream {
         // rank waits for a reader.
         let _ = self.forward();
         self.pipes.clear();
-        self.sink.progress.finished.fetch_add(1, Ordering::Release);
+        self.sink.progress.running.fetch_sub(1, Ordering::Release);
         self.sink.tell();
     }
 
     fn forward(&mut self) -> Result<()> {
         let (mut ranks_ended, mut is_paid) = (false, false);
-        let mut events = Vec::with_capacity(64);
         while !(self.sink.progress.abandoned.load(Ordering::Acquire) || (self.open == 0 && is_paid)) {
             let timeout =
                 if self.pipes.iter().any(|pipe| pipe.since.is_some()) { Some(PAUSE) } else { is_paid.then_some(QUIET) };
-            self.wait(&mut events, timeout)?;
-            if events.is_empty() && is_paid && timeout == Some(QUIET) {
-                break;
-            }
-            for event in events.drain(..) {
-                match event.data.u64() {
-                    RANKS_ENDED => {
-                        ranks_ended = true;
-                        self.pipes.iter_mut().for_each(Pipe::owe);
-                    }
-                    number => self.read(number as usize),
+            match self.events.next(timeout)? {
+                None if is_paid && timeout == Some(QUIET) => break,
+                None => {}
+                Some(OTHER) => {
+                    ranks_ended = true;
+                    self.pipes.iter_mut().for_each(Pipe::owe);
                 }
+                Some(number) => self.read(number as usize),
             }
             let now = Instant::now();
             for pipe in &mut self.pipes {
@@ -251,17 +235,11 @@ impl OutputStream {
             if ranks_ended && !is_paid && self.pipes.iter().all(|pipe| pipe.owed == 0) {
                 is_paid = true;
                 self.pipes.iter_mut().for_each(|pipe| pipe.pass_on(&self.sink));
-                self.sink.progress.paid.fetch_add(1, Ordering::Release);
+                self.sink.progress.owing.fetch_sub(1, Ordering::Release);
                 self.sink.tell();
             }
         }
         Ok(())
-    }
-
-    fn wait(&self, events: &mut Vec<epoll::Event>, timeout: Option<Duration>) -> Result<()> {
-        let timeout = timeout.map(Timespec::try_from).transpose().map_err(Error::other)?;
-        let wait = || epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
-        Ok(rustix::io::retry_on_intr(wait).map(drop)?)
     }
 
     /// Reads what one pipe has, and passes on whole lines.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Error, Result};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 
@@ -12,7 +13,7 @@ use rustix::process::{
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// What a signal for a rank goes to.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Process(Pid),
     Group(Pid),
@@ -41,6 +42,8 @@ impl Target {
 pub(super) struct RankProcess {
     pub(super) child: Child,
     own_group: bool,
+    /// Tells of its end.
+    pub(super) pidfd: Option<OwnedFd>,
     /// How it has ended, if it has.
     pub(super) status: Option<ExitStatus>,
 }
@@ -67,7 +70,7 @@ impl RankProcess {
         // SAFETY: between fork and exec the child makes system calls only. They neither allocate
         // nor take a lock.
         unsafe { command.pre_exec(set_up) };
-        Ok(RankProcess { child: command.spawn()?, own_group, status: None })
+        Ok(RankProcess { child: command.spawn()?, own_group, pidfd: None, status: None })
     }
 
     pub(super) fn pid(&self) -> Pid {

@@ -2,13 +2,15 @@
 //! that all have connected.
 
 use std::collections::BTreeSet;
-use std::io::{Error, ErrorKind, Read, Result};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Result};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use distcollective::Rank;
 use rustix::process::Pid;
+
+use crate::events::Events;
 
 /// The longest report, in bytes.
 const LONGEST_REPORT: usize = 4096;
@@ -27,31 +29,25 @@ pub(super) struct Reports {
 
 /// A connection of a rank that initializes an environment.
 struct Connection {
-    stream: UnixStream,
+    stream: BufReader<UnixStream>,
     pid: Pid,
+    /// A line whose end has not come.
     text: Vec<u8>,
     rank: Option<usize>,
 }
 
 impl Reports {
-    /// Listens at this name for `rank_count` ranks of this job.
-    pub(super) fn listen(name: &str, job: String, rank_count: u32) -> Result<Self> {
+    /// Listens at this name for `rank_count` ranks of this job, with events of connections.
+    pub(super) fn listen(name: &str, job: String, rank_count: u32, events: &Events) -> Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
         listener.set_nonblocking(true)?;
+        events.add_other(&listener)?;
         Ok(Reports { listener: Some(listener), connections: Vec::new(), job, met: vec![0; rank_count as usize] })
     }
 
-    pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
-        self.listener.as_ref().map(AsFd::as_fd)
-    }
-
-    /// Reads all reports that have arrived. Calls `watch` with each new connection. `is_rank` says
-    /// whether a process is that of a rank, or of its group.
-    pub(super) fn read(
-        &mut self,
-        mut watch: impl FnMut(BorrowedFd<'_>) -> Result<()>,
-        is_rank: impl Fn(Pid, usize) -> bool,
-    ) {
+    /// Reads all reports that have arrived. Further ones are events. `is_rank` says whether a
+    /// process is that of a rank, or of its group.
+    pub(super) fn read(&mut self, events: &Events, is_rank: impl Fn(Pid, usize) -> bool) {
         while let Some(listener) = &self.listener {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
@@ -65,10 +61,10 @@ impl Reports {
             }
             // A rank in another PID namespace is none of the processes that were started.
             let Some(pid) = pid else { return self.close() };
-            if stream.set_nonblocking(true).and_then(|()| watch(stream.as_fd())).is_err() {
+            if stream.set_nonblocking(true).and_then(|()| events.add_other(&stream)).is_err() {
                 return self.close();
             }
-            self.connections.push(Connection { stream, pid, text: Vec::new(), rank: None });
+            self.connections.push(Connection { stream: BufReader::new(stream), pid, text: Vec::new(), rank: None });
         }
         let Reports { met, job, .. } = self;
         self.connections.retain_mut(|connection| connection.read(job, met));
@@ -123,20 +119,16 @@ impl Connection {
     /// Reads what has arrived. Returns false if the rank no longer waits, or does not belong to
     /// this job.
     fn read(&mut self, job: &str, met: &mut [u64]) -> bool {
-        let mut bytes = [0; LONGEST_REPORT];
         loop {
-            match self.stream.read(&mut bytes) {
-                Ok(0) => return false,
-                Ok(count) => self.text.extend_from_slice(&bytes[..count]),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return self.text.len() <= LONGEST_REPORT,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return false,
-            }
-            while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.text.drain(..=end).collect();
-                if !self.parse(&line, job, met) {
-                    return false;
+            match self.stream.read_until(b'\n', &mut self.text) {
+                Ok(_) if self.text.ends_with(b"\n") => {
+                    let line = std::mem::take(&mut self.text);
+                    if !self.parse(&line, job, met) {
+                        return false;
+                    }
                 }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return self.text.len() <= LONGEST_REPORT,
+                _ => return false,
             }
         }
     }

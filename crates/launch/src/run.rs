@@ -3,18 +3,17 @@
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Result as IoResult};
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use distcollective::{Error, Rank, Result};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open};
 use rustix::thread::CpuSet;
 
 use crate::control::JobControl;
-use crate::events::Events;
+use crate::events::{EventFlags, Events, OTHER, event_counter};
 use crate::guard::Guard;
 use crate::input::InputCopy;
 use crate::output::Forwarding;
@@ -124,15 +123,11 @@ impl<'a> Run<'a> {
         let variables = RunVariables::new()?;
         // The name that the environment gives to the job of these variables.
         let name = format!("loopback:{}/{}", variables.port, variables.job);
-        let reports = Reports::listen(&variables.socket, name, job.world_size);
-        let reports = reports.map_err(failed("no socket for the ranks' reports"))?;
         let events = Events::new().map_err(failed("events cannot be watched"))?;
-        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let news = Arc::new(news.map_err(|e| failed("no event counter")(e.into()))?);
-        events.add_other(news.as_fd()).map_err(failed("an event counter cannot be watched"))?;
-        if let Some(listener) = reports.listener() {
-            events.add_other(listener).map_err(failed("the ranks' reports cannot be watched"))?;
-        }
+        let reports = Reports::listen(&variables.socket, name, job.world_size, &events);
+        let reports = reports.map_err(failed("no socket for the ranks' reports"))?;
+        let news = Arc::new(event_counter().map_err(failed("no event counter"))?);
+        events.add_other(&*news).map_err(failed("an event counter cannot be watched"))?;
         let guard = Guard::start(variables.mark().as_bytes(), job.world_size as usize);
         let guard = guard.map_err(failed("the process that guards the ranks cannot be started"))?;
         let forwarding = Forwarding::new(job.world_size, Arc::clone(&news));
@@ -199,7 +194,9 @@ impl<'a> Run<'a> {
         if let Some(guard) = &self.guard {
             guard.add(process.target())?;
         }
-        self.events.add_rank(rank.index(), pidfd_open(process.pid(), PidfdFlags::empty())?)?;
+        // The kernel removes it from the queue when it is closed.
+        let pidfd = process.pidfd.insert(pidfd_open(process.pid(), PidfdFlags::empty())?);
+        self.events.add(rank.index() as u64, pidfd, EventFlags::IN | EventFlags::ET)?;
         Ok(&mut process.child)
     }
 
@@ -250,9 +247,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// See [`Events::next`].
+    /// Waits for the next event. Gives the number of the rank if one has ended.
     fn next(&self, timeout: Option<Duration>) -> Result<Option<usize>> {
-        self.events.next(timeout).map_err(failed("events cannot be waited for"))
+        let number = self.events.next(timeout).map_err(failed("events cannot be waited for"))?;
+        Ok(number.filter(|number| *number != OTHER).map(|number| number as usize))
     }
 
     fn poll(&mut self, number: usize) -> Result<Option<ExitStatus>> {
@@ -278,7 +276,7 @@ impl<'a> Run<'a> {
     fn missed(&mut self) -> Option<(Rank, BTreeSet<Rank>)> {
         let Run { reports, events, ranks, .. } = self;
         let is_rank = |pid, rank: usize| ranks.get(rank).is_some_and(|process| process.includes(pid));
-        reports.read(|connection| events.add_other(connection), is_rank);
+        reports.read(events, is_rank);
         if !self.may_be_missed() {
             return None;
         }
