@@ -16,6 +16,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use crate::comm::most_processes;
 use crate::comm::{self, nccl_library};
 use crate::cuda::helper;
@@ -25,15 +27,16 @@ use crate::util::deadline_after;
 pub use crate::util::free_memory::{available_memory, memory_limit};
 
 /// A GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GpuInfo {
-    /// Its number among the GPUs that this process sees.
+    /// Its number among the GPUs that this process sees. It is not serialized.
+    #[serde(skip)]
     pub ordinal: u32,
     /// Its name.
     pub name: String,
-    /// Its compute capability: (9, 0).
-    pub capability: (i32, i32),
+    /// Its compute capability: `9.0`.
+    pub capability: String,
     /// All of its memory.
     pub memory_bytes: u64,
     /// What tells it from the others of the machine: `0000:01:00.0`.
@@ -65,10 +68,11 @@ impl GpuInfo {
     /// There is no such GPU, or it does not answer in this time.
     pub fn open(ordinal: u32, timeout: Duration) -> Result<Self> {
         let device = bounded("opening the GPU", timeout, move || Device::open(ordinal))?;
+        let (major, minor) = device.capability;
         Ok(GpuInfo {
             ordinal,
             name: device.name.clone(),
-            capability: device.capability,
+            capability: format!("{major}.{minor}"),
             memory_bytes: device.memory_bytes as u64,
             bus_id: device.bus_id.clone(),
             multiprocessors: device.multiprocessors,
@@ -90,13 +94,13 @@ impl GpuInfo {
 }
 
 /// NCCL as it is loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NcclInfo {
     /// Its version: `2.30.7`.
     pub version: String,
     /// The name by which the file was found.
-    pub file: &'static str,
+    pub file: String,
     /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and
     /// receives.
     pub has_all_to_all: bool,
@@ -117,7 +121,7 @@ impl NcclInfo {
         let library = nccl_library()?;
         Ok(NcclInfo {
             version: library.version_text(),
-            file: library.name,
+            file: library.name.to_owned(),
             has_all_to_all: library.has_all_to_all(),
             has_windows: library.has_windows(),
             shares_gpus: comm::can_share_gpus()?,

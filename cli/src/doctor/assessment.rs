@@ -107,7 +107,7 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
         )),
         Probe::Found(_) => {}
     }
-    let old: Vec<String> = gpus.iter().filter(|(_, gpu)| !gpu.runs_layers).map(|(n, _)| n.to_string()).collect();
+    let old: Vec<String> = gpus.iter().filter(|(_, gpu)| !gpu.info.runs_layers).map(|(n, _)| n.to_string()).collect();
     if let Some((last, first)) = old.split_last() {
         let old = match first {
             [] => format!("GPU {last}"),
@@ -117,7 +117,7 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
             "layers of several ranks are refused on {old}: they need compute capability 8.0, or the backend \"host\""
         ));
     }
-    let float8 = if gpus.iter().all(|(_, gpu)| gpu.reduces_float8) { "" } else { " and float8" };
+    let float8 = if gpus.iter().all(|(_, gpu)| gpu.info.reduces_float8) { "" } else { " and float8" };
     let lost = format!("averages of floats, reductions of bool{float8}, Cast and Shuffle layers fail");
     if diagnosis.nvrtc.found().is_none() {
         warnings.push(format!("with the backend \"nccl\" and without NVRTC {lost} on GPUs"));
@@ -146,7 +146,10 @@ fn count_of(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gpu::{Library, Nccl};
+    use distcollective::system::NcclInfo;
+    use serde_json::json;
+
+    use super::super::gpu::Library;
     use super::super::host::OpenFiles;
     use super::super::launch::Launch;
     use super::*;
@@ -156,16 +159,27 @@ mod tests {
     }
 
     fn gpu() -> Gpu {
-        Gpu {
-            name: "A GPU".to_owned(),
-            capability: "9.0".to_owned(),
-            memory_bytes: 1 << 30,
-            bus_id: "0000:01:00.0".to_owned(),
-            multiprocessors: 1,
-            runs_layers: true,
-            reduces_float8: true,
-            kernel_problem: None,
-        }
+        let info = json!({
+            "name": "A GPU",
+            "capability": "9.0",
+            "memory_bytes": 1 << 30,
+            "bus_id": "0000:01:00.0",
+            "multiprocessors": 1,
+            "runs_layers": true,
+            "reduces_float8": true,
+        });
+        Gpu { info: serde_json::from_value(info).expect("a GPU"), kernel_problem: None }
+    }
+
+    fn nccl() -> NcclInfo {
+        let nccl = json!({
+            "version": "2.30.7",
+            "file": "libnccl.so.2",
+            "has_all_to_all": true,
+            "has_windows": true,
+            "shares_gpus": false,
+        });
+        serde_json::from_value(nccl).expect("NCCL")
     }
 
     /// A machine of four cores on which nothing is wrong, with these GPUs.
@@ -173,6 +187,8 @@ mod tests {
         let library = || Probe::Found(Library { version: "13.0".to_owned(), file: None });
         Diagnosis {
             version: "1.0.0",
+            commit: "unknown",
+            target: "unknown",
             host: Host {
                 system: "Linux".to_owned(),
                 cores: Probe::Found(4),
@@ -195,13 +211,7 @@ mod tests {
             driver: library(),
             gpus: Probe::Found(gpus),
             nvrtc: library(),
-            nccl: Probe::Found(Nccl {
-                version: "2.30.7".to_owned(),
-                file: "libnccl.so.2".to_owned(),
-                has_all_to_all: true,
-                has_windows: true,
-                shares_gpus: false,
-            }),
+            nccl: Probe::Found(nccl()),
             mpi: missing("not built in"),
             nccl_ranks: 0,
             conclusions: Vec::new(),

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use distcollective::system;
+use distcollective::system::{self, NcclInfo};
 use serde::Serialize;
 
-use super::gpu::{self, Gpu, Library, Nccl};
+use super::gpu::{self, Gpu, Library};
 use super::host::Host;
 use super::launch::Launch;
 use super::probe::{Probe, left};
@@ -18,6 +18,10 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
     pub version: &'static str,
+    /// The commit that this program was built from, or "unknown".
+    pub commit: &'static str,
+    /// The target triple that this program was built for.
+    pub target: &'static str,
     /// The machine without its GPUs.
     pub host: Host,
     /// What the environment says of ranks and libraries.
@@ -28,10 +32,10 @@ pub struct Diagnosis {
     pub gpus: Probe<Vec<Probe<Gpu>>>,
     /// CUDA's run-time compiler.
     pub nvrtc: Probe<Library>,
-    pub nccl: Probe<Nccl>,
+    pub nccl: Probe<NcclInfo>,
     pub mpi: Probe<Library>,
     /// The number of ranks on this machine up to which the backend "auto" is NCCL. For more ranks
-    /// it is the host, or NCCL if [`Nccl::shares_gpus`].
+    /// it is the host, or NCCL if [`NcclInfo::shares_gpus`].
     pub nccl_ranks: u32,
     /// What follows, in sentences.
     pub conclusions: Vec<String>,
@@ -47,6 +51,8 @@ impl Diagnosis {
         let deadline = Instant::now() + PROBE_TIMEOUT;
         Diagnosis {
             version: env!("CARGO_PKG_VERSION"),
+            commit: env!("CLI_COMMIT"),
+            target: env!("CLI_TARGET"),
             host: Host::look(),
             launch: Launch::look(),
             driver: Library::of(system::driver_version(left(deadline)), "libcuda.so").into(),

@@ -12,17 +12,8 @@ use super::probe::{Probe, left};
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    pub name: String,
-    /// Its compute capability: `9.0`.
-    pub capability: String,
-    pub memory_bytes: u64,
-    /// What tells it from the others of the machine: `0000:01:00.0`.
-    pub bus_id: String,
-    pub multiprocessors: u32,
-    /// Whether layers of several ranks run on it.
-    pub runs_layers: bool,
-    /// Whether NCCL reduces float8 on it; else a kernel does, after an exchange of inputs.
-    pub reduces_float8: bool,
+    #[serde(flatten)]
+    pub info: GpuInfo,
     /// Why kernels cannot be compiled for it and loaded, where they cannot.
     pub kernel_problem: Option<String>,
 }
@@ -35,19 +26,9 @@ pub fn all(deadline: Instant) -> Probe<Vec<Probe<Gpu>>> {
 
 impl Gpu {
     fn look(ordinal: u32, deadline: Instant) -> Result<Self> {
-        let gpu = GpuInfo::open(ordinal, left(deadline))?;
-        let kernels = gpu.check_kernels(left(deadline));
-        let (major, minor) = gpu.capability;
-        Ok(Gpu {
-            name: gpu.name,
-            capability: format!("{major}.{minor}"),
-            memory_bytes: gpu.memory_bytes,
-            bus_id: gpu.bus_id,
-            multiprocessors: gpu.multiprocessors,
-            runs_layers: gpu.runs_layers,
-            reduces_float8: gpu.reduces_float8,
-            kernel_problem: kernels.err().map(|error| error.to_string()),
-        })
+        let info = GpuInfo::open(ordinal, left(deadline))?;
+        let kernel_problem = info.check_kernels(left(deadline)).err().map(|error| error.to_string());
+        Ok(Gpu { info, kernel_problem })
     }
 }
 
@@ -60,30 +41,11 @@ pub struct Library {
     pub file: Option<String>,
 }
 
-/// NCCL as it was loaded.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Nccl {
-    /// Its version: `2.30.7`.
-    pub version: String,
-    /// The file that it was loaded from, or the name by which it was found.
-    pub file: String,
-    /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and
-    /// receives.
-    pub has_all_to_all: bool,
-    /// Whether it has symmetric windows, from 2.27 on, through which collectives reach the ranks'
-    /// memory directly.
-    pub has_windows: bool,
-    /// Whether several ranks may share one GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
-    pub shares_gpus: bool,
-}
-
-pub fn nccl() -> Probe<Nccl> {
-    let found = NcclInfo::load().map(|library| Nccl {
-        version: library.version,
-        file: file_of("libnccl.so").unwrap_or_else(|| library.file.to_owned()),
-        has_all_to_all: library.has_all_to_all,
-        has_windows: library.has_windows,
-        shares_gpus: library.shares_gpus,
+/// NCCL as it was loaded, with the file that it was loaded from, or the name by which it was found.
+pub fn nccl() -> Probe<NcclInfo> {
+    let found = NcclInfo::load().map(|mut nccl| {
+        nccl.file = file_of("libnccl.so").unwrap_or(nccl.file);
+        nccl
     });
     found.into()
 }

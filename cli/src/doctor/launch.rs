@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use distcollective::environment::{self, Environment};
 use serde::Serialize;
 
+use crate::launch::RESTART_COUNT;
+
 /// Variables beside the launchers' that matter to a job. All variables whose names begin with
 /// `DCL_` or `NCCL_` matter too.
 const FURTHER_VARIABLES: [&str; 4] =
@@ -15,9 +17,6 @@ const SECRET: &str = "DCL_SECRET";
 
 /// The variable that names the jobs in which a process runs.
 const JOBS: &str = "DCL_LAUNCH_JOBS";
-
-/// The variable by which `distcollective launch` counts restarts.
-const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
 /// What the environment variables say about ranks and libraries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

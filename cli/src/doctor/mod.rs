@@ -10,11 +10,11 @@ mod launch;
 mod probe;
 
 use diagnosis::Diagnosis;
-use gpu::{Gpu, Library, Nccl};
+use distcollective::system::{GpuInfo, NcclInfo};
+use gpu::{Gpu, Library};
 use host::Host;
 use launch::Launch;
 use probe::Probe;
-use serde_json::Value;
 
 use crate::output::{fail, print};
 
@@ -40,32 +40,17 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         print(to_text(&diagnosis));
         return ExitCode::SUCCESS;
     }
-    match to_json(&diagnosis) {
-        Ok(object) => {
-            print(format!("{object}\n"));
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(error),
+    match serde_json::to_string(&diagnosis) {
+        Ok(object) => print(format!("{object}\n")),
+        Err(error) => return fail(error),
     }
-}
-
-/// The commit that this program was built from, or "unknown".
-const COMMIT: &str = env!("CLI_COMMIT");
-
-/// The target triple that this program was built for.
-const TARGET: &str = env!("CLI_TARGET");
-
-/// The fields of the diagnosis, and those of this program.
-fn to_json(diagnosis: &Diagnosis) -> serde_json::Result<Value> {
-    let mut object = serde_json::to_value(diagnosis)?;
-    object["commit"] = COMMIT.into();
-    object["target"] = TARGET.into();
-    Ok(object)
+    ExitCode::SUCCESS
 }
 
 /// A row for each fact, then the conclusions and the warnings.
 fn to_text(diagnosis: &Diagnosis) -> String {
-    let mut rows = vec![row("version", diagnosis.version), row("commit", COMMIT), row("target", TARGET)];
+    let mut rows =
+        vec![row("version", diagnosis.version), row("commit", diagnosis.commit), row("target", diagnosis.target)];
     rows.extend(host(&diagnosis.host));
     rows.extend(launch(&diagnosis.launch));
     rows.push(row("driver", text_of(&diagnosis.driver, library)));
@@ -137,20 +122,20 @@ fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) -> Vec<Row> {
 }
 
 fn gpu(gpu: &Gpu) -> String {
-    let Gpu { name, capability, multiprocessors, bus_id, .. } = gpu;
-    let memory = size(gpu.memory_bytes);
-    let layers = if gpu.runs_layers { "" } else { "; no layers of several ranks" };
-    let float8 = if gpu.reduces_float8 { "by NCCL" } else { "by exchange" };
+    let GpuInfo { name, capability, multiprocessors, bus_id, .. } = &gpu.info;
+    let memory = size(gpu.info.memory_bytes);
+    let layers = if gpu.info.runs_layers { "" } else { "; no layers of several ranks" };
+    let float8 = if gpu.info.reduces_float8 { "by NCCL" } else { "by exchange" };
     format!(
         "{name}, {capability}, {memory}, {multiprocessors} multiprocessors, {bus_id}{layers}; float8 is reduced {float8}"
     )
 }
 
-fn nccl(nccl: &Nccl) -> String {
+fn nccl(nccl: &NcclInfo) -> String {
     let all_to_all = if nccl.has_all_to_all { "native" } else { "by send and receive" };
     let windows = if nccl.has_windows { "symmetric windows" } else { "no symmetric windows" };
     let sharing = if nccl.shares_gpus { "several ranks a GPU" } else { "one rank a GPU" };
-    let Nccl { version, file, .. } = nccl;
+    let NcclInfo { version, file, .. } = nccl;
     format!("{version} ({file}); all_to_all, gather and scatter {all_to_all}; {windows}; {sharing}")
 }
 

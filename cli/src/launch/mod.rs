@@ -63,7 +63,7 @@ pub struct Arguments {
 }
 
 /// The variable that says how often the ranks were started before.
-const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
+pub const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
 /// Why there is no outcome.
 enum Failure {
