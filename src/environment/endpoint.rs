@@ -18,9 +18,7 @@ pub(super) enum Endpoint {
     /// Rank 0 listens at this host and port.
     Tcp { host: String, port: u16 },
     /// Rank 0 listens at every address of its machine, on a port that the system chooses, and
-    /// writes into this file where. The file has to be absent or empty before, or left by a process
-    /// of this machine that has ended; it is gone afterwards. All ranks have to be the same user.
-    /// One file is for one job: rank 0 of a second one fails while it is there.
+    /// writes into this file where. All ranks have to be the same user.
     File(PathBuf),
 }
 

@@ -47,12 +47,6 @@ pub(crate) struct Member {
     pub(crate) claim: Claim,
 }
 
-impl Member {
-    fn has(&self, rank: u32) -> bool {
-        self.claim.ranks().is_some_and(|ranks| ranks.contains(&rank))
-    }
-}
-
 impl PeerGathering<'_> {
     /// Waits until all other ranks have come. Gives their processes, ordered by rank. After an
     /// error every process that has come is told it.
@@ -155,10 +149,10 @@ impl<'a> GatheringState<'a> {
         rank < self.gathering.participant.rank_count || self.member_of(rank).is_some()
     }
 
-    /// The first rank of the member that has a rank.
+    /// The first rank of the member that has this one.
     fn member_of(&self, rank: u32) -> Option<u32> {
         let (first_rank, member) = self.members.range(..=rank).next_back()?;
-        member.has(rank).then_some(*first_rank)
+        member.claim.ranks().is_some_and(|ranks| ranks.contains(&rank)).then_some(*first_rank)
     }
 
     /// Waits until something happens, but not beyond `latest`. Forgets members that have left,

@@ -19,7 +19,6 @@ use crate::environment::process::{ProcessIdentity, ProcessState};
 use crate::error::{Error, Result, bail, error};
 use crate::handshake::{PROTOCOL, random, random_text};
 use crate::util::log;
-use crate::util::text::count_of;
 
 /// The longest file that is read.
 const LONGEST_FILE: u64 = 4096;
@@ -52,14 +51,6 @@ type FileId = (u64, u64);
 
 fn id_of(found: &std::fs::Metadata) -> FileId {
     (found.dev(), found.ino())
-}
-
-/// Checks, on rank 0, that there is no file at the path but one that can be replaced.
-pub(super) fn check_unused(path: &Path) -> Result<()> {
-    match open(path, OpenOptions::new().read(true))? {
-        Some(old) => check_replaceable(path, &old),
-        None => Ok(()),
-    }
 }
 
 /// Writes the file for a rank 0 that listens on this port. Other processes see the whole file or
@@ -155,17 +146,12 @@ fn check_replaceable(path: &Path, old: &File) -> Result<()> {
     if !metadata.is_file() {
         return Err(not_regular(path));
     }
-    let (bytes, announced) = content(old).map_err(failed)?;
-    if bytes == 0 {
+    if metadata.len() == 0 {
         return Ok(());
     }
     let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
-    let Some(Announced { owner, .. }) = announced.filter(|_| is_own) else {
-        bail!(
-            InvalidArgument,
-            "file {path:?} has content that no rank 0 of this version wrote; remove it, or name another file"
-        )
-    };
+    let announced = content(old).map_err(failed)?.filter(|_| is_own);
+    let Announced { owner, .. } = announced.ok_or_else(|| foreign(path))?;
     match owner.as_ref().map(|owner| (owner.state(), owner.pid)) {
         Some((ProcessState::HasEnded, pid)) => {
             log::event!(INFO, "file {path:?} is left from process {pid}, which has ended; it is replaced");
@@ -217,24 +203,22 @@ pub(super) fn read(path: &Path) -> Result<Announced, AttemptError> {
         )
         .into());
     }
-    let (bytes, announced) = content(&file)?;
-    announced.ok_or_else(|| {
-        error!(
-            InvalidArgument,
-            "file {path:?} has {} that rank 0 of this version did not write; remove it, or name another file",
-            count_of(bytes, "byte")
-        )
-        .into()
-    })
+    content(&file)?.ok_or_else(|| foreign(path).into())
 }
 
-/// The number of bytes in a file, and what they say if a rank 0 of this version wrote them.
-fn content(file: &File) -> std::io::Result<(usize, Option<Announced>)> {
+/// What a file says if a rank 0 of this version wrote it.
+fn content(file: &File) -> std::io::Result<Option<Announced>> {
     let mut bytes = Vec::new();
     file.take(LONGEST_FILE).read_to_end(&mut bytes)?;
     let announced = serde_json::from_slice(&bytes).ok();
-    let is_ours = |found: &Announced| found.protocol == PROTOCOL && !found.hosts.is_empty();
-    Ok((bytes.len(), announced.filter(is_ours)))
+    Ok(announced.filter(|found: &Announced| found.protocol == PROTOCOL && !found.hosts.is_empty()))
+}
+
+fn foreign(path: &Path) -> Error {
+    error!(
+        InvalidArgument,
+        "file {path:?} has content that no rank 0 of this version wrote; remove it, or name another file"
+    )
 }
 
 fn not_regular(path: &Path) -> Error {

@@ -4,9 +4,7 @@
 //! Rank 0 listens at a host and port that every rank was given, or on a port of the system's choice
 //! that it writes into a file. The others connect to it. The [handshake](crate::handshake) lets in
 //! processes that know the job's text, the secret where there is one, and the file's nonce where
-//! there is a file. After it every message has a tag: an attacker on the network who alters,
-//! repeats, reorders or leaves out a message ends the rendezvous with an error, and no rank uses
-//! what was altered. Nothing is encrypted.
+//! there is a file. After it every message has a tag, and one with a wrong tag ends the rendezvous.
 //!
 //! Without a secret, a process that reaches the port and guesses the job's text can take part. A
 //! network that is not trusted needs a secret (`DCL_SECRET`), and a long random one: an attacker
@@ -21,7 +19,7 @@ mod tests;
 
 use std::time::Instant;
 
-use exchange::{LONGEST_PART, RendezvousMessage};
+use exchange::RendezvousMessage;
 
 use super::endpoint::Endpoint;
 use crate::error::{Error, Result, bail, error};
@@ -45,8 +43,6 @@ pub(super) struct Rendezvous {
     nonce: String,
     /// On rank 0 those to all others, in order; on another rank that to rank 0.
     channels: Vec<Channel>,
-    /// The error that ended the rendezvous. Further calls return it.
-    end: Option<Error>,
 }
 
 impl Rendezvous {
@@ -70,7 +66,7 @@ impl Rendezvous {
             let (channel, nonce) = peer::connect(endpoint, participant)?;
             (vec![channel], nonce)
         };
-        Ok(Rendezvous { rank, world_size, nonce, channels, end: None })
+        Ok(Rendezvous { rank, world_size, nonce, channels })
     }
 
     /// A text that is the same on all ranks and different in every other rendezvous.
@@ -81,44 +77,29 @@ impl Rendezvous {
     /// Gives every rank every rank's part, in the order of ranks. Collective. A rank returns when
     /// rank 0 has told it that all ranks have received all parts. So an error on one rank is an
     /// error on all, unless it concerns only that last message. After an error the rendezvous has
-    /// ended, and further calls return that error.
+    /// ended.
     pub(super) fn exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        if let Some(end) = &self.end {
-            return Err(end.clone());
-        }
-        self.try_exchange(part, deadline).inspect_err(|error| {
+        let exchanged = match self.rank {
+            0 => exchange::on_rank_0(&mut self.channels, part, deadline),
+            _ => exchange::on_peer(&mut self.channels[0], self.world_size, part, deadline),
+        };
+        exchanged.inspect_err(|error| {
             send_end(&mut self.channels, error);
             if self.rank != 0 {
                 self.channels.iter().for_each(Channel::shut_down);
             }
-            self.end = Some(error.clone());
         })
-    }
-
-    fn try_exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let (rank, len) = (self.rank, part.len());
-        if len > LONGEST_PART {
-            bail!(InvalidArgument, "rank {rank} gave a part of {len} bytes, and at most {LONGEST_PART} are allowed");
-        }
-        match rank {
-            0 => exchange::on_rank_0(&mut self.channels, part, deadline),
-            _ => exchange::on_peer(&mut self.channels[0], self.world_size, part, deadline),
-        }
     }
 }
 
-/// Rank 0's part of [`Rendezvous::join`]. A world of one opens no socket.
+/// Rank 0's part of [`Rendezvous::join`]. A world of one opens no socket
+/// over TCP.
 fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str) -> Result<Vec<Channel>> {
-    let is_alone = participant.world_size == 1;
     let (listener, announcement) = match endpoint {
-        Endpoint::Tcp { .. } if is_alone => return Ok(Vec::new()),
+        Endpoint::Tcp { .. } if participant.world_size == 1 => return Ok(Vec::new()),
         Endpoint::Tcp { host, port } => (tcp::listen(host, *port, participant.deadline)?, None),
         Endpoint::File(path) => {
-            file::check_unused(path)?;
-            if is_alone {
-                return Ok(Vec::new());
-            }
-            let listener = tcp::listen_anywhere()?;
+            let listener = tcp::listen_at_first(tcp::ANY, 0)?;
             let address =
                 listener.local_addr().map_err(|e| error!(System, "a socket without address").with_source(e))?;
             (listener, Some(file::announce(path, address.port())?))

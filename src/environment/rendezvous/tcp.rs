@@ -14,7 +14,8 @@ use crate::error::{Result, error};
 use crate::handshake::{Channel, wait};
 use crate::util::wait::Wait;
 
-const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+/// Every address of this machine.
+pub(super) const ANY: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
 
 /// Listens at the host's address if it is one of this machine. Otherwise (names of services,
 /// address translation) it listens at every address of this machine of the same family. So it does
@@ -34,12 +35,7 @@ pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpList
     listen_at_first(own.chain(any), port)
 }
 
-/// Listens at every address of this machine, on a port that the system chooses.
-pub(super) fn listen_anywhere() -> Result<TcpListener> {
-    listen_at_first(ANY, 0)
-}
-
-fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Result<TcpListener> {
+pub(super) fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Result<TcpListener> {
     let mut refusal = error!(System, "rank 0 has no address to listen at");
     for address in addresses {
         match TcpListener::bind((address, port)) {

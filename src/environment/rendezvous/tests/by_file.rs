@@ -185,7 +185,7 @@ fn peers_believe_only_a_private_regular_file() {
     ];
     for text in foreign {
         write_privately(&path, &text);
-        expect("that rank 0 of this version did not write");
+        expect("that no rank 0 of this version wrote");
     }
     write_privately(&path, &good);
     std::fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("an own file");

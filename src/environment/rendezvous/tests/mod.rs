@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, getpeername, getsockname, socket, sockopt};
 use serde::Serialize;
 
-use super::exchange::LONGEST_OF_MEMBER;
+use super::exchange::{LONGEST_OF_MEMBER, LONGEST_PART};
 use super::*;
 use crate::error::ErrorKind;
 use crate::handshake::{
