@@ -58,14 +58,9 @@ impl ProcessGuard {
     /// `Unsupported`: this process was forked from it.
     #[inline]
     pub(crate) fn check(&self, what: &str) -> Result<()> {
-        match self.is_current() {
-            true => Ok(()),
-            false => {
-                bail!(
-                    Unsupported,
-                    "{what} works in the process that made it, and not in this one, which was forked from that"
-                )
-            }
+        if self.is_current() {
+            return Ok(());
         }
+        bail!(Unsupported, "{what} works in the process that made it, and not in this one, which was forked from that")
     }
 }

@@ -1,7 +1,7 @@
 //! How much memory this process can still have. The kernel kills a process that exceeds its control
 //! group's limit, so the library checks before it allocates shared memory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::error::{Result, bail, error};
 
@@ -36,13 +36,6 @@ const FILES_1: GroupFiles = GroupFiles {
 const FILES_2: GroupFiles =
     GroupFiles { limit: "memory.max", usage: "memory.current", cache: ["inactive_file", "active_file"] };
 
-/// One control group with a limit.
-struct ControlGroup {
-    folder: PathBuf,
-    limit: u64,
-    version: &'static GroupFiles,
-}
-
 impl FreeMemory {
     /// The least of the machine's free memory and of what each control group of this process
     /// leaves. `None` if no file says.
@@ -51,13 +44,10 @@ impl FreeMemory {
     }
 
     fn look_in(root: &Path) -> Option<Self> {
-        let machine = available_in(root)
-            .ok()
-            .map(|byte_len| FreeMemory { byte_len, bound: "the machine's MemAvailable".to_owned() });
-        machine
-            .into_iter()
-            .chain(groups_in(root).iter().filter_map(ControlGroup::free))
-            .min_by_key(|free| free.byte_len)
+        let machine = available_in(root);
+        let machine = machine.map(|byte_len| FreeMemory { byte_len, bound: "the machine's MemAvailable".to_owned() });
+        let groups = groups_in(root).into_iter().filter_map(|(_, free)| free);
+        groups.chain(machine.ok()).min_by_key(|free| free.byte_len)
     }
 
     /// How many bytes one allocation may have.
@@ -101,11 +91,12 @@ fn available_in(root: &Path) -> Result<u64> {
 
 /// The memory limit of this process's control groups in bytes, if there is one.
 pub fn memory_limit() -> Option<u64> {
-    groups_in(Path::new("/")).iter().map(|group| group.limit).min()
+    groups_in(Path::new("/")).into_iter().map(|(limit, _)| limit).min()
 }
 
-/// The control groups with a limit that this process is in, and those around them.
-fn groups_in(root: &Path) -> Vec<ControlGroup> {
+/// The limits of the control groups that this process is in, and of those around them, and what
+/// each leaves.
+fn groups_in(root: &Path) -> Vec<(u64, Option<FreeMemory>)> {
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
     for line in text.lines() {
@@ -124,24 +115,24 @@ fn groups_in(root: &Path) -> Vec<ControlGroup> {
             let folder = root.join(mount).join(ancestor);
             // A group without a limit has "max", which does not parse.
             let limit = number_in(&folder.join(version.limit)).filter(|limit| *limit < UNLIMITED);
-            groups.extend(limit.map(|limit| ControlGroup { folder, limit, version }));
+            groups.extend(limit.map(|limit| (limit, version.free(&folder, limit))));
         }
     }
     groups
 }
 
-impl ControlGroup {
-    fn free(&self) -> Option<FreeMemory> {
-        let usage = number_in(&self.folder.join(self.version.usage))?;
-        let stat = std::fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
+impl GroupFiles {
+    /// What the group of this folder leaves of its limit.
+    fn free(&self, folder: &Path, limit: u64) -> Option<FreeMemory> {
+        let usage = number_in(&folder.join(self.usage))?;
+        let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
         let number_of = |name: &str| {
             let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
             line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
         };
-        let cache: u64 = self.version.cache.iter().map(|name| number_of(name)).fold(0, u64::saturating_add);
-        let byte_len = self.limit.saturating_sub(usage.saturating_sub(cache));
-        let limit = self.folder.join(self.version.limit);
-        Some(FreeMemory { byte_len, bound: format!("{} is {}", limit.display(), self.limit) })
+        let cache: u64 = self.cache.iter().map(|name| number_of(name)).fold(0, u64::saturating_add);
+        let byte_len = limit.saturating_sub(usage.saturating_sub(cache));
+        Some(FreeMemory { byte_len, bound: format!("{} is {limit}", folder.join(self.limit).display()) })
     }
 }
 
@@ -151,6 +142,7 @@ fn number_in(path: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;

@@ -150,18 +150,16 @@ pub(crate) fn check_may_wait() -> Result<()> {
 /// Keeps the hook from this thread until it is dropped: for threads of the library, and for waits
 /// that have to come to their end.
 #[must_use = "the hook is kept away until this is dropped"]
-pub(crate) struct Mask {
-    was_masked: bool,
-}
+pub(crate) struct Mask(bool);
 
 /// See [`Mask`].
 pub(crate) fn mask() -> Mask {
-    Mask { was_masked: IS_MASKED.replace(true) }
+    Mask(IS_MASKED.replace(true))
 }
 
 impl Drop for Mask {
     fn drop(&mut self) {
-        IS_MASKED.set(self.was_masked);
+        IS_MASKED.set(self.0);
     }
 }
 

@@ -25,12 +25,8 @@ thread_local! {
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
 }
 
-type HandlerFunction = dyn Fn(LogLevel, &str) + Send + Sync;
-
-struct Handler {
-    most_verbose: LogLevel,
-    call: Box<HandlerFunction>,
-}
+/// The most verbose level that the function gets, and the function.
+type Handler = (LogLevel, Box<dyn Fn(LogLevel, &str) + Send + Sync>);
 
 /// How serious an event of the log is, from the most serious on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,7 +86,7 @@ pub fn show_warnings() {
 ///
 /// The handler itself calls this; or this process was forked from one that has a handler.
 pub fn set_log_handler(most_verbose: LogLevel, handler: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Result<()> {
-    HANDLER.replace(Some(Handler { most_verbose, call: Box::new(handler) }))
+    HANDLER.replace(Some((most_verbose, Box::new(handler))))
 }
 
 /// Undoes [`set_log_handler`]. When this returns, no thread is inside the handler.
@@ -114,32 +110,25 @@ pub(crate) use event;
 
 /// Passes an event to the handler. If there is none, and no subscriber either, it is printed.
 pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
-    if !HANDLER.is_set() || !handle(level.into(), text) {
-        let has_subscriber = get_default(|dispatch| !dispatch.is::<NoSubscriber>());
-        if !has_subscriber && is_printed(level) {
-            let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
-            // In one piece, so that lines of several processes do not mix. If stderr is closed, the
-            // event has no reader.
-            let line = format!("distcollective: {name}: {text}\n");
-            let _ = std::io::stderr().write_all(line.as_bytes());
-        }
-    }
-}
-
-/// Calls the handler, and says whether there is one.
-fn handle(level: LogLevel, text: fmt::Arguments<'_>) -> bool {
-    let pass = |handler: &Handler| {
-        if level <= handler.most_verbose {
-            (handler.call)(level, &text.to_string());
+    let pass = |(most_verbose, handler): &Handler| {
+        if LogLevel::from(level) <= *most_verbose {
+            handler(level.into(), &text.to_string());
         }
     };
     // A panic of the handler changes nothing for the library.
-    HANDLER.is_inside() || HANDLER.call(pass).is_some()
-}
-
-/// Whether events of this level are printed on stderr.
-fn is_printed(level: Level) -> bool {
-    let set = settings().ok().and_then(|settings| settings.log);
-    let shows_warnings = SHOWS_WARNINGS.load(Ordering::Relaxed);
-    level <= set.unwrap_or(if shows_warnings { LevelFilter::WARN } else { LevelFilter::OFF })
+    if HANDLER.is_set() && (HANDLER.is_inside() || HANDLER.call(pass).is_some()) {
+        return;
+    }
+    if get_default(|dispatch| !dispatch.is::<NoSubscriber>()) {
+        return;
+    }
+    let default = if SHOWS_WARNINGS.load(Ordering::Relaxed) { LevelFilter::WARN } else { LevelFilter::OFF };
+    let printed = settings().ok().and_then(|settings| settings.log).unwrap_or(default);
+    if level <= printed {
+        let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
+        // In one piece, so that lines of several processes do not mix. If stderr is closed, the
+        // event has no reader.
+        let line = format!("distcollective: {name}: {text}\n");
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
 }
