@@ -81,26 +81,34 @@ impl AgreedSetup {
         let first = &infos[0];
         let elsewhere = ranks_that(&|info| info.machine != first.machine);
         let is_one_machine = elsewhere.is_empty();
-        let agreement = |backend| AgreedSetup { backend, is_one_machine, seed: first.seed };
-        let obstacle = obstacle_to_nccl(infos);
-        match (first.wanted, obstacle) {
-            (BackendKind::Nccl | BackendKind::Auto, None) => return Ok(agreement(BackendKind::Nccl)),
+        let backend = match (first.wanted, obstacle_to_nccl(infos)) {
+            (BackendKind::Nccl | BackendKind::Auto, None) => BackendKind::Nccl,
             (BackendKind::Nccl, Some(obstacle)) => bail!(
                 Unsupported,
                 "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
             ),
-            (BackendKind::Auto, Some(obstacle)) if !is_one_machine => {
-                bail!(Unsupported, "{} NCCL cannot be used: {obstacle}", beyond_one_machine(infos, &elsewhere))
+            (BackendKind::Auto, Some(obstacle)) if is_one_machine => {
+                crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}");
+                BackendKind::Host
             }
-            (BackendKind::Host, _) if !is_one_machine => {
-                bail!(Unsupported, "{} there will be MPI", beyond_one_machine(infos, &elsewhere))
+            (BackendKind::Host, _) if is_one_machine => BackendKind::Host,
+            (wanted, obstacle) => {
+                let nccl = match obstacle.filter(|_| wanted == BackendKind::Auto) {
+                    Some(obstacle) => format!("NCCL cannot be used: {obstacle}"),
+                    None => "there is NCCL".to_owned(),
+                };
+                let other = elsewhere[0];
+                bail!(
+                    Unsupported,
+                    "the host backend is for one machine: rank 0 is on {}, {} elsewhere (rank {other} on {}); beyond one \
+                     machine {nccl}",
+                    first.hostname,
+                    list_ranks(elsewhere),
+                    infos[other as usize].hostname
+                )
             }
-            (BackendKind::Auto, Some(obstacle)) => {
-                crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}")
-            }
-            (BackendKind::Host, _) => {}
-        }
-        Ok(agreement(BackendKind::Host))
+        };
+        Ok(AgreedSetup { backend, is_one_machine, seed: first.seed })
     }
 }
 
@@ -151,17 +159,6 @@ fn same_local_ranks(infos: &[RankInfo]) -> Option<String> {
             info.hostname
         ))
     })
-}
-
-/// The beginning of an error about ranks on several machines.
-fn beyond_one_machine(infos: &[RankInfo], elsewhere: &[u32]) -> String {
-    let other = elsewhere[0];
-    format!(
-        "the host backend is for one machine: rank 0 is on {}, {} elsewhere (rank {other} on {}); beyond one machine",
-        infos[0].hostname,
-        list_ranks(elsewhere.iter().copied()),
-        infos[other as usize].hostname
-    )
 }
 
 /// Why these ranks cannot use NCCL.
@@ -260,7 +257,7 @@ mod tests {
         assert_eq!(
             result_of(&[of(BackendKind::Host), there.clone(), there]),
             "the host backend is for one machine: rank 0 is on a, ranks 1 and 2 elsewhere (rank 1 on b); beyond one machine \
-             there will be MPI"
+             there is NCCL"
         );
     }
 

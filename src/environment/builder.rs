@@ -43,32 +43,17 @@ pub const DEFAULT_SEED: u64 = 1024;
 /// assert_eq!(environment.world_size(), 2);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "nothing is initialized until `initialize` is called"]
 pub struct EnvironmentBuilder {
     given: CallerValues,
     backend: BackendKind,
     device: Option<u32>,
     secret: Option<Secret>,
-    seed: u64,
+    seed: Option<u64>,
     timeout: Option<Duration>,
     verbose: bool,
     caller: Option<String>,
-}
-
-impl Default for EnvironmentBuilder {
-    fn default() -> Self {
-        EnvironmentBuilder {
-            given: CallerValues::default(),
-            backend: BackendKind::Auto,
-            device: None,
-            secret: None,
-            seed: DEFAULT_SEED,
-            timeout: None,
-            verbose: false,
-            caller: None,
-        }
-    }
 }
 
 impl EnvironmentBuilder {
@@ -131,7 +116,7 @@ impl EnvironmentBuilder {
 
     /// Sets the seed. Every rank gets rank 0's. [`DEFAULT_SEED`] unless set.
     pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+        self.seed = Some(seed);
         self
     }
 
@@ -192,13 +177,8 @@ impl EnvironmentBuilder {
         };
         let deadline = deadline_after(timeout);
         let report = LaunchReport::begin(&discovery, deadline);
-        let connecting = Connecting {
-            job: format!("environment {} of {}", only_one.generation(), discovery.job),
-            device: self.device,
-            discovery: &discovery,
-            deadline,
-        };
-        let connected = self.connect(&connecting).map_err(|e| e.on_rank(discovery.rank));
+        let job = format!("environment {} of {}", only_one.generation(), discovery.job);
+        let connected = self.connect(&discovery, &job, deadline).map_err(|e| e.on_rank(discovery.rank));
         let (communicator, AgreedSetup { seed, .. }) = connected?;
         let communicator = communicator.with_timeout(timeout);
         report.met();
@@ -212,25 +192,32 @@ impl EnvironmentBuilder {
         Ok(environment)
     }
 
-    /// Finds the other ranks, agrees with them on the backend, and makes the communicator.
-    fn connect(&self, connecting: &Connecting<'_>) -> Result<(Communicator, AgreedSetup)> {
-        let Connecting { discovery, deadline, ref job, .. } = *connecting;
+    /// Finds the other ranks, agrees with them on the backend, and makes the communicator. All
+    /// processes of the job give the same `job`.
+    fn connect(&self, discovery: &Discovery, job: &str, deadline: Instant) -> Result<(Communicator, AgreedSetup)> {
+        let Discovery { rank, world_size, local_rank, .. } = *discovery;
         let secret = self.checked_secret()?;
-        let ordinal = || connecting.ordinal();
-        let info = RankInfo::of_this_process(self.backend, self.seed, ordinal, discovery.local_rank);
+        // Without a number from the caller it is that of the local rank, or the only one. This loads
+        // CUDA.
+        let default = || if cuda::device_count().is_ok_and(|count| count == 1) { 0 } else { local_rank };
+        let ordinal = || self.device.unwrap_or_else(default);
+        let builder = || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Communicator::builder().world_size(world_size).rank(rank).timeout(left)
+        };
+        let connect_host = |job: &str| builder().job(job).connect();
+        // `host`, if there is one, tells ranks which rank fails.
+        let connect_nccl = |id: &NcclId, host| builder().nccl(id).device(ordinal()).control(host).connect();
+        let info = RankInfo::of_this_process(self.backend, self.seed.unwrap_or(DEFAULT_SEED), ordinal, local_rank);
         let endpoint = match &discovery.rendezvous {
             None => {
-                let host = connecting.host_communicator(job)?;
+                let host = connect_host(job)?;
                 let agreement = AgreedSetup::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
-                let communicator = match agreement.backend {
-                    BackendKind::Nccl => {
-                        let exchange = |bytes: &[u8]| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline);
-                        let id = share_id(discovery.rank, exchange)?;
-                        connecting.nccl_communicator(&id, Some(host))?
-                    }
-                    _ => host,
-                };
-                return Ok((communicator, agreement));
+                if agreement.backend == BackendKind::Host {
+                    return Ok((host, agreement));
+                }
+                let id = share_id(rank, |bytes| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline))?;
+                return Ok((connect_nccl(&id, Some(host))?, agreement));
             }
             Some(Endpoint::Tcp { host, .. })
                 if self.backend == BackendKind::Host && !is_this_machine(host, deadline)? =>
@@ -246,23 +233,22 @@ impl EnvironmentBuilder {
         let participant = Participant {
             job,
             secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
-            world_size: discovery.world_size,
-            first_rank: discovery.rank.0,
+            world_size,
+            first_rank: rank.0,
             rank_count: 1,
             deadline,
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
-        let agreement =
-            AgreedSetup::of_ranks(&exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
-        let connect_host = || connecting.host_communicator(&format!("{job} {}", rendezvous.nonce()));
-        let host = agreement.is_one_machine.then(connect_host).transpose()?;
+        let infos = exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
+        let agreement = AgreedSetup::of_ranks(&infos)?;
+        let job = format!("{job} {}", rendezvous.nonce());
+        let host = agreement.is_one_machine.then(|| connect_host(&job)).transpose()?;
         let communicator = match (agreement.backend, host) {
-            (BackendKind::Nccl, host) => {
-                let id = share_id(discovery.rank, |bytes| rendezvous.exchange(bytes, deadline))?;
-                connecting.nccl_communicator(&id, host)?
+            (BackendKind::Host, Some(host)) => host,
+            (_, host) => {
+                let id = share_id(rank, |bytes| rendezvous.exchange(bytes, deadline))?;
+                connect_nccl(&id, host)?
             }
-            (_, Some(host)) => host,
-            (_, None) => bail!(System, "ranks of several machines agreed on the host backend"),
         };
         Ok((communicator, agreement))
     }
@@ -287,49 +273,6 @@ struct Secret(Vec<u8>);
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not shown")
-    }
-}
-
-/// What this process needs to make its communicators.
-struct Connecting<'a> {
-    discovery: &'a Discovery,
-    /// The name that all processes of the job give.
-    job: String,
-    /// The number of this rank's GPU, if the caller gives it.
-    device: Option<u32>,
-    deadline: Instant,
-}
-
-impl Connecting<'_> {
-    /// A host communicator of all ranks, which are on one machine.
-    fn host_communicator(&self, job: &str) -> Result<Communicator> {
-        let Discovery { world_size, rank, .. } = *self.discovery;
-        Communicator::builder().job(job).world_size(world_size).rank(rank).timeout(self.left()).connect()
-    }
-
-    /// An NCCL communicator of all ranks. `host`, if there is one, tells ranks which rank fails.
-    fn nccl_communicator(&self, id: &NcclId, host: Option<Communicator>) -> Result<Communicator> {
-        let Discovery { world_size, rank, .. } = *self.discovery;
-        let builder = Communicator::builder().nccl(id).world_size(world_size).rank(rank).device(self.ordinal());
-        builder.control(host).timeout(self.left()).connect()
-    }
-
-    /// The number of this rank's GPU. Without a number from the caller this loads CUDA.
-    fn ordinal(&self) -> u32 {
-        self.device.unwrap_or_else(|| default_device(self.discovery.local_rank))
-    }
-
-    /// The time until the deadline.
-    fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
-    }
-}
-
-/// The GPU of a local rank: the one of the same number, or the only one.
-fn default_device(local_rank: u32) -> u32 {
-    match cuda::device_count() {
-        Ok(1) => 0,
-        _ => local_rank,
     }
 }
 

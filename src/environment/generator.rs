@@ -60,16 +60,6 @@ impl Generator {
             part.copy_from_slice(&self.next_u32().to_le_bytes()[..part.len()]);
         }
     }
-
-    /// The seed that it was made with.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// The stream's number.
-    pub fn stream(&self) -> u64 {
-        self.stream
-    }
 }
 
 impl fmt::Debug for Generator {

@@ -6,9 +6,8 @@
 //! initializes. It sends its rank, and at the end whether all ranks have met. It never waits for a
 //! reply.
 
+use std::io::{Error, ErrorKind};
 use std::time::{Duration, Instant};
-
-use rustix::io::Errno;
 
 use super::discovery::{Discovery, LAUNCH_SOCKET, Launcher};
 use crate::handshake::{Channel, connect_abstract};
@@ -30,12 +29,16 @@ impl LaunchReport {
     pub(super) fn begin(discovery: &Discovery, deadline: Instant) -> Self {
         let may_be_ours = matches!(discovery.launcher, Launcher::DistCollective | Launcher::Torch);
         let name = std::env::var(LAUNCH_SOCKET).ok().filter(|_| may_be_ours);
-        let connect = |name: String| {
-            let connected = Self::connect(&name, deadline.min(Instant::now() + CONNECT_TIMEOUT));
-            let warn = |e: &std::io::Error| {
-                log::event!(DEBUG, "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}")
-            };
-            connected.inspect_err(warn).ok()
+        let until = deadline.min(Instant::now() + CONNECT_TIMEOUT);
+        let connect = |name: String| loop {
+            match connect_abstract(&name).map_err(Error::from).and_then(Channel::unix) {
+                Ok(channel) => return Some(channel),
+                Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < until => std::thread::sleep(RETRY),
+                Err(e) => {
+                    log::event!(DEBUG, "the launcher does not listen at {name:?}, which {LAUNCH_SOCKET} names: {e}");
+                    return None;
+                }
+            }
         };
         let report = LaunchReport(name.and_then(connect));
         report.send(&format!("initialize {} {} {}\n", discovery.rank, discovery.world_size, discovery.job));
@@ -45,16 +48,6 @@ impl LaunchReport {
     /// Reports that all ranks have met.
     pub(super) fn met(self) {
         self.send(MET);
-    }
-
-    fn connect(name: &str, until: Instant) -> std::io::Result<Channel> {
-        loop {
-            match connect_abstract(name) {
-                Ok(stream) => return Channel::unix(stream),
-                Err(Errno::AGAIN) if Instant::now() < until => std::thread::sleep(RETRY),
-                Err(e) => return Err(e.into()),
-            }
-        }
     }
 
     fn send(&self, text: &str) {

@@ -55,48 +55,11 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Where values come from
 ///
-/// A value comes from the caller ([`EnvironmentBuilder`]), else from the launcher's variables:
-///
-/// | launcher | rank, world size | local rank, local world size |
-/// |---|---|---|
-/// | `distcollective launch`, torchrun, ColossalAI | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
-/// | TensorRT's sample | `TRT_MY_RANK`, `TRT_WORLD_SIZE` | derived |
-/// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `OMPI_COMM_WORLD_LOCAL_SIZE` |
-/// | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
-/// | SLURM | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` or `SLURM_NTASKS_PER_NODE` |
-///
-/// Rank and world size are required. The local ones are derived if they are absent: all ranks are
-/// on one machine. A launcher is complete if both its rank and its world size are set. The first
-/// complete one in this order counts, with two exceptions:
-///
-/// - SLURM's variables do not count beside those of another complete launcher: they are those of
-///   the allocation, or of the task in which that launcher runs. If srun sets PMI's variables too
-///   (`srun --mpi=pmi2`), SLURM's count.
-/// - If two other launchers are complete, one of them runs inside the other, and the inner one
-///   counts. Its variables are missing in the environment of a parent process that has those of
-///   the outer one. If no parent process shows that and they give different numbers, the error
-///   names both.
-///
-/// # Where ranks meet
-///
-/// - `MASTER_ADDR` and `MASTER_PORT`, if the address is the loopback: on this machine, on an
-///   abstract Unix socket named by the job. Only processes of the same user get in.
-/// - `MASTER_ADDR` and `MASTER_PORT`, with any other address: over TCP at that address, on port
-///   `MASTER_PORT` + 1 (torchrun has its store on `MASTER_PORT` itself) or `DCL_RENDEZVOUS_PORT`.
-///   Ranks prove to each other that they know the job and, if it is set, the secret `DCL_SECRET`
-///   (any bytes, at least one). Every later message is authenticated with a key from these proofs:
-///   one that was altered, repeated or left out on the way is an error, and no rank uses it.
-///   Nothing is encrypted. At most 65536 ranks.
-/// - `TRT_NCCL_ID_FILE`: through that file, to which rank 0 writes its address and a nonce; after
-///   that as over TCP. It may be absent or empty, or left from a process of this machine that has
-///   ended. Only this user can read it while it is there, and it is removed when the ranks have
-///   met. Other content is an error, and so is a second rank 0.
-/// - Otherwise the launcher's own name of the job, on this machine: `PMIX_NAMESPACE`,
-///   `SLURM_JOB_ID` with `SLURM_STEP_ID`, or the process `hydra_pmi_proxy` of MPICH and Intel MPI,
-///   which started the ranks.
-///
-/// `DCL_JOB_ID`, `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` are part of the job's name
-/// if they are set. Two jobs never meet each other.
+/// A value comes from the caller ([`EnvironmentBuilder`]), else from the variables of torchrun,
+/// `distcollective launch`, TensorRT's sample, Open MPI, MPICH, Intel MPI or SLURM. Rank and world
+/// size are required. The guide "Under each launcher" lists the variables, and says which launcher
+/// counts if several have set theirs, and where the ranks meet: on this machine, over TCP, or
+/// through a file.
 ///
 /// # Backend
 ///
@@ -126,36 +89,6 @@ impl Environment {
     /// Initializes from values of the caller, and from the launcher's variables for the others.
     pub fn builder() -> EnvironmentBuilder {
         EnvironmentBuilder::default()
-    }
-
-    /// [`from_env`](Self::from_env) under torchrun only.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`EnvironmentBuilder::initialize`].
-    #[track_caller]
-    pub fn launch_from_torch() -> Result<Self> {
-        Self::builder().launcher(Launcher::Torch).initialize()
-    }
-
-    /// [`from_env`](Self::from_env) under Open MPI only, with rank 0 at `host` and `port`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`EnvironmentBuilder::initialize`].
-    #[track_caller]
-    pub fn launch_from_openmpi(host: &str, port: u16) -> Result<Self> {
-        Self::builder().launcher(Launcher::OpenMpi).host(host).port(port).initialize()
-    }
-
-    /// [`from_env`](Self::from_env) under SLURM only, with rank 0 at `host` and `port`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`EnvironmentBuilder::initialize`].
-    #[track_caller]
-    pub fn launch_from_slurm(host: &str, port: u16) -> Result<Self> {
-        Self::builder().launcher(Launcher::Slurm).host(host).port(port).initialize()
     }
 
     /// Whether this process has an environment.
@@ -281,12 +214,6 @@ impl Environment {
     /// Random numbers of this rank's own: stream `1 + rank` of the seed.
     pub fn rank_rng(&self) -> Generator {
         Generator::new(self.seed, 1 + u64::from(self.rank().0))
-    }
-
-    /// The first number of [`common_rng`](Self::common_rng) and that of
-    /// [`rank_rng`](Self::rank_rng), to see that ranks agree.
-    pub fn first_draws(&self) -> (u64, u64) {
-        (self.common_rng().next_u64(), self.rank_rng().next_u64())
     }
 
     /// Whether this is rank 0.

@@ -7,11 +7,9 @@ use crate::comm::Communicator;
 use crate::error::{Result, bail};
 use crate::util::lock;
 
-/// Where the environment of this process was initialized: `src/main.rs:7:5`.
-static CURRENT: Mutex<Option<String>> = Mutex::new(None);
-
-/// The communicator of this process's environment, when all ranks have come.
-static COMMUNICATOR: Mutex<Option<Communicator>> = Mutex::new(None);
+/// Where the environment of this process was initialized (`src/main.rs:7:5`), and its communicator,
+/// when all ranks have come.
+static CURRENT: Mutex<Option<(String, Option<Communicator>)>> = Mutex::new(None);
 
 /// How many environments have been initialized.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -22,13 +20,13 @@ pub(super) struct OnlyOne(());
 impl OnlyOne {
     pub(super) fn new(caller: String) -> Result<Self> {
         let mut current = lock(&CURRENT);
-        if let Some(first) = &*current {
+        if let Some((first, _)) = &*current {
             bail!(
                 NotReady,
                 "the environment was initialized at {first} and not finalized since; there is one at a time"
             );
         }
-        *current = Some(caller);
+        *current = Some((caller, None));
         Ok(OnlyOne(()))
     }
 
@@ -46,18 +44,20 @@ impl OnlyOne {
     /// Counts an environment, when all ranks have come.
     pub(super) fn count(&self, communicator: &Communicator) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
-        *lock(&COMMUNICATOR) = Some(communicator.clone());
+        if let Some((_, current)) = &mut *lock(&CURRENT) {
+            *current = Some(communicator.clone());
+        }
     }
 
     /// The communicator of the environment that was counted last and still exists.
     pub(super) fn communicator() -> Option<Communicator> {
-        lock(&COMMUNICATOR).clone()
+        lock(&CURRENT).as_ref()?.1.clone()
     }
 }
 
 impl Drop for OnlyOne {
     fn drop(&mut self) {
-        let communicator = lock(&COMMUNICATOR).take();
+        let communicator = lock(&CURRENT).as_mut().and_then(|(_, communicator)| communicator.take());
         // The last handle of a communicator may wait; nothing is locked then.
         drop(communicator);
         *lock(&CURRENT) = None;

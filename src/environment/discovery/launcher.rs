@@ -1,5 +1,5 @@
-//! The launchers, their variables, and which launcher counts; see
-//! [`Environment`](crate::Environment).
+//! The launchers, their variables, and which launcher counts, by the rules of
+//! docs/src/launchers.md.
 
 use std::fmt;
 
@@ -155,6 +155,28 @@ impl Search<'_> {
             }
         }
         Some(chosen)
+    }
+
+    /// A number that has to be there: the caller's, else that of the variable whose name `name`
+    /// gives. If no launcher counts, the mistake has the names of all launchers' variables.
+    pub(super) fn required(
+        &mut self,
+        what: &'static str,
+        given: Option<u32>,
+        variables: Option<&LauncherVariables>,
+        name: fn(&LauncherVariables) -> &'static str,
+    ) -> Option<u32> {
+        let variable = variables.map(name);
+        let mistake = match (given, variable) {
+            (None, None) => {
+                let all: Vec<_> = LAUNCHERS.iter().map(name).collect();
+                format!("{what} is not given, and none of {} is set", all.join(", "))
+            }
+            (None, Some(name)) if !self.is_set(name) => format!("{name} is not set"),
+            _ => return self.optional(what, given, variable),
+        };
+        self.mistakes.push(mistake);
+        None
     }
 
     /// Whether two launchers give the same rank and world size.

@@ -1,7 +1,7 @@
 //! What the launcher's variables say: rank, world size, and where the ranks meet.
 //!
-//! The rules are those of [`Environment`](crate::Environment). Everything that is missing or
-//! contradictory is reported at once.
+//! docs/src/launchers.md has the rules. Everything that is missing or contradictory is reported at
+//! once.
 
 mod launcher;
 mod rendezvous_point;
@@ -85,10 +85,8 @@ pub(super) fn discover(given: &CallerValues, system: &System) -> Result<Discover
         None => search.launcher(),
     };
     let launcher = given.launcher.or(variables.map(|v| search.name(v))).unwrap_or(Launcher::Explicit);
-    let names_of = |name: fn(&LauncherVariables) -> &'static str| LAUNCHERS.iter().map(name).collect::<Vec<_>>();
-    let rank = search.required("rank", given.rank, variables.map(|v| v.rank), &names_of(|v| v.rank));
-    let world_size =
-        search.required("world_size", given.world_size, variables.map(|v| v.world_size), &names_of(|v| v.world_size));
+    let rank = search.required("rank", given.rank, variables, |v| v.rank);
+    let world_size = search.required("world_size", given.world_size, variables, |v| v.world_size);
     search.check_one_of("rank", rank, "world_size", world_size);
     let (local_rank, local_world_size) = variables.and_then(|v| v.local).map(|[rank, size]| (rank, size)).unzip();
     let local_rank = search.optional("local_rank", given.local_rank, local_rank);

@@ -105,25 +105,6 @@ impl<'a> Search<'a> {
         number
     }
 
-    /// A number that has to be there: the caller's, else that of the launcher's variable. `all` are
-    /// the variables of all launchers, for the mistake if no launcher counts.
-    pub(super) fn required(
-        &mut self,
-        what: &'static str,
-        given: Option<u32>,
-        variable: Option<&'static str>,
-        all: &[&'static str],
-    ) -> Option<u32> {
-        let mistake = match (given, variable) {
-            (Some(_), _) => return self.optional(what, given, None),
-            (None, Some(name)) if self.is_set(name) => return self.optional(what, None, Some(name)),
-            (None, Some(name)) => format!("{name} is not set"),
-            (None, None) => format!("{what} is not given, and none of {} is set", all.join(", ")),
-        };
-        self.mistakes.push(mistake);
-        None
-    }
-
     /// A number that need not be there: the caller's, else that of the variable.
     pub(super) fn optional(
         &mut self,
