@@ -28,12 +28,12 @@ fn backend(diagnosis: &Diagnosis) -> (u32, String) {
         return on_host("there is no GPU");
     }
     // It could be, but "auto" wants what can do everything.
-    if let Some(problem) = diagnosis.nvrtc.problem() {
+    if let Probe::Missing { problem } = &diagnosis.nvrtc {
         return (0, format!("\"auto\" is the host backend; NCCL could not do everything: {problem}"));
     }
     // Rank 0 has GPU 0, and so on.
     let usable = gpus.iter().take_while(|gpu| gpu.found().is_some()).count();
-    if let Some(problem) = gpus[0].problem() {
+    if let Probe::Missing { problem } = &gpus[0] {
         return on_host(&format!("GPU 0: {problem}"));
     }
     let sentence = match usable {

@@ -33,14 +33,6 @@ impl<T> Probe<T> {
             Probe::Missing { .. } => None,
         }
     }
-
-    /// Why there is no value.
-    pub fn problem(&self) -> Option<&str> {
-        match self {
-            Probe::Found(_) => None,
-            Probe::Missing { problem } => Some(problem),
-        }
-    }
 }
 
 impl<T> From<Result<T>> for Probe<T> {

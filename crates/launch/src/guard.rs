@@ -15,7 +15,6 @@ use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::processes::{kill_job, now_in_ticks};
-use crate::rank_process::Target;
 
 /// What the guard reads instead of a target when the job has ended.
 const DISMISSED: i32 = 0;
@@ -49,12 +48,8 @@ impl Guard {
         }
     }
 
-    /// Tells the guard of a rank.
-    pub(super) fn add(&self, target: Target) -> Result<()> {
-        self.send(target.as_raw())
-    }
-
-    fn send(&self, number: i32) -> Result<()> {
+    /// Tells the guard of a target, by its number, or that the job has ended.
+    pub(super) fn tell(&self, number: i32) -> Result<()> {
         let bytes = number.to_ne_bytes();
         Ok(rustix::io::retry_on_intr(|| rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL)).map(drop)?)
     }
@@ -63,7 +58,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         // An error means that the guard was killed.
-        let _ = self.send(DISMISSED);
+        let _ = self.tell(DISMISSED);
         let _ = rustix::io::retry_on_intr(|| waitid(WaitId::Pid(self.pid), WaitIdOptions::EXITED));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{IsTerminal, Result as IoResult};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
     fn watch_rank(&mut self, rank: Rank) -> IoResult<&mut Child> {
         let process = &mut self.ranks[rank.index()];
         if let Some(guard) = &self.guard {
-            guard.add(process.target())?;
+            guard.tell(process.target().as_raw())?;
         }
         // The kernel removes it from the queue when it is closed.
         let pidfd = process.pidfd.insert(pidfd_open(process.pid(), PidfdFlags::empty())?);
@@ -233,11 +233,13 @@ impl<'a> Run<'a> {
             let timeout = steps.last().map(|(at, _)| at.saturating_duration_since(now));
             let timeout = timeout.or(self.may_be_missed().then_some(POLL_INTERVAL));
             if let Some(number) = self.next(timeout)?
-                && let Some(status) = self.poll(number)?
+                && let rank = Rank(number as u32)
+                && let Some(status) =
+                    self.ranks[number].poll().map_err(|e| failed("its end cannot be found out")(e).on_rank(rank))?
                 && !status.success()
                 && ending_since.is_none()
             {
-                outcome = Outcome::Failed { rank: Rank(number as u32), status };
+                outcome = Outcome::Failed { rank, status };
                 // Ranks that wait for the failed one return an error and end by themselves. The
                 // others get SIGTERM, then SIGKILL.
                 let now = Instant::now();
@@ -251,11 +253,6 @@ impl<'a> Run<'a> {
     fn next(&self, timeout: Option<Duration>) -> Result<Option<usize>> {
         let number = self.events.next(timeout).map_err(failed("events cannot be waited for"))?;
         Ok(number.filter(|number| *number != OTHER).map(|number| number as usize))
-    }
-
-    fn poll(&mut self, number: usize) -> Result<Option<ExitStatus>> {
-        let status = self.ranks[number].poll();
-        status.map_err(|e| failed("its end cannot be found out")(e).on_rank(Rank(number as u32)))
     }
 
     /// The signal that is to end the job, if it was asked to end since the last call, and whether
