@@ -2,14 +2,7 @@
 //! before there is a communicator. Two users build on it: the host backend's bootstrap (on an
 //! abstract Unix socket of one machine) and the environment's rendezvous (over TCP).
 //!
-//! Rank 0's process listens, the others connect:
-//!
-//! | step | sender | message |
-//! |---|---|---|
-//! | 1 | rank 0 | [`Handshake::Greeting`]: protocol version, a random challenge |
-//! | 2 | peer | [`Handshake::Hello`]: what it claims to be, with a challenge of its own; proofs |
-//! | 3 | rank 0 | [`Handshake::Answer`] with a proof, or [`Handshake::Refusal`] |
-//! | 4 | rank 0 | when all ranks have come: the first message of bootstrap or rendezvous |
+//! Rank 0's process listens, the others connect. docs/src/internals.md shows the messages.
 //!
 //! A proof is an HMAC over both challenges and all that is claimed, so it is of no use on another
 //! connection. Its key is what only the job knows ([`Key`]). Rank 0 refuses a peer whose proof is

@@ -79,11 +79,8 @@ impl Search<'_> {
         } else if several_machines.is_some() && host.is_none() && port.is_none() {
             self.require_one_machine(several_machines);
         } else {
-            let missing: Vec<&str> = [(ADDRESS, host.is_none()), (PORT, port.is_none())]
-                .iter()
-                .filter(|(_, missing)| *missing)
-                .map(|(name, _)| *name)
-                .collect();
+            let missing = [host.is_none().then_some(ADDRESS), port.is_none().then_some(PORT)];
+            let missing: Vec<&str> = missing.into_iter().flatten().collect();
             let names: Vec<&str> = variables.iter().flat_map(|v| v.job).copied().chain(file).collect();
             let instead = if names.is_empty() { String::new() } else { format!(" (or {})", names.join(" and ")) };
             self.mistakes.push(format!("there is no rendezvous point: {}{instead} not set", missing.join(" and ")));
