@@ -197,8 +197,8 @@ impl EnvironmentBuilder {
     fn connect(&self, discovery: &Discovery, job: &str, deadline: Instant) -> Result<(Communicator, AgreedSetup)> {
         let Discovery { rank, world_size, local_rank, .. } = *discovery;
         let secret = self.checked_secret()?;
-        // Without a number from the caller it is that of the local rank, or the only one. This loads
-        // CUDA.
+        // Without a number from the caller it is the local rank, or that of the only GPU. Counting
+        // them loads CUDA.
         let default = || if cuda::device_count().is_ok_and(|count| count == 1) { 0 } else { local_rank };
         let ordinal = || self.device.unwrap_or_else(default);
         let builder = || {
