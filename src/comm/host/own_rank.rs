@@ -80,8 +80,8 @@ impl OwnRank {
             BufferLocation::Address(address) => Ok(Some(std::ptr::with_exposed_provenance(address))),
             BufferLocation::List(_) => Err(self.broken(peer)),
             BufferLocation::Block { id, offset } => {
-                let address = self.arena.address_of(self.segment.member(peer), id, offset, byte_len)?;
-                Ok(Some(address.cast_const()))
+                let address = self.arena.address_of(self.segment.member(peer), id, offset, byte_len);
+                address.map(|address| Some(address.cast_const()))
             }
         }
     }

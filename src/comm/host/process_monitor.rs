@@ -159,9 +159,7 @@ impl MonitorThread {
     /// Marks the ranks of processes whose signs are readable as dead.
     fn take_ends(&mut self, ready: &[bool]) {
         let mut ready = ready.iter();
-        let (ended, others): (Vec<_>, _) =
-            std::mem::take(&mut self.signs).into_iter().partition(|_| ready.next() == Some(&true));
-        self.signs = others;
+        let ended: Vec<_> = self.signs.extract_if(.., |_| ready.next() == Some(&true)).collect();
         for sign in ended {
             self.mark_dead(sign.process);
             sign.hang_up();

@@ -63,11 +63,8 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<Arc<World>> {
         );
         return Err(about(error));
     }
-    if first_rank == 0 {
-        rank_0::connect(participant).map_err(about)
-    } else {
-        peer::connect(participant).map_err(about)
-    }
+    let connect = if first_rank == 0 { rank_0::connect } else { peer::connect };
+    connect(participant).map_err(about)
 }
 
 /// The name of a job's socket: the user, and a hash of the job's text, which may be longer than a

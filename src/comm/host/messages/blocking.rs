@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::cycle::{self, Awaited};
 use super::operation::Stage;
-use super::{Advance, Messenger, lost};
+use super::{Advance, Messenger};
 use crate::comm::host::protocol::segment::is_lost;
 use crate::comm::host::protocol::waiter::{WaitError, Waiter};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
@@ -98,8 +98,8 @@ impl BlockingCall<'_> {
                 Advance::Idle => {}
             }
             waiter.set_deadline(next_look.min(self.deadline));
-            let waited =
-                waiter.wait_until(|| self.has_moved(), || is_lost(|| self.has_lost_peer(), || self.has_moved()));
+            let has_lost_peer = || messenger.find_lost(|operation| operation.number == self.number).is_some();
+            let waited = waiter.wait_until(|| self.has_moved(), || is_lost(has_lost_peer, || self.has_moved()));
             match waited {
                 Ok(()) => {}
                 Err(WaitError::Stopped(Stopped::Late)) if Instant::now() < self.deadline => {
@@ -128,15 +128,6 @@ impl BlockingCall<'_> {
     /// Whether a step moved something, or failed, which the next step tells again.
     fn has_moved(&self) -> bool {
         !matches!(self.step(), Ok(Advance::Idle))
-    }
-
-    fn has_lost_peer(&self) -> bool {
-        let messenger = self.messenger;
-        if !messenger.own.segment.has_gone() {
-            return false;
-        }
-        let mailbox = messenger.lock();
-        mailbox.index_of(self.number).is_some_and(|index| messenger.has_lost(&mailbox.operations[index]))
     }
 
     /// Checks the deadline and the interrupt hook of a message that moves.
@@ -253,8 +244,8 @@ impl Messenger {
         };
         let gone = |peer: &GroupRank| *peer != self.own.rank && segment.is_gone(*peer);
         match operation.peer() {
-            Some(peer) => lost(segment, &operation.request, &[peer]),
-            None => lost(segment, &operation.request, &segment.ranks().filter(gone).collect::<Vec<_>>()),
+            Some(peer) => self.lost(&operation.request, &[peer]),
+            None => self.lost(&operation.request, &segment.ranks().filter(gone).collect::<Vec<_>>()),
         }
     }
 }

@@ -124,9 +124,8 @@ impl Mailbox {
 
     /// Takes all asynchronous operations.
     pub(super) fn take_asynchronous(&mut self) -> Vec<OnEnd> {
-        let mut ends = Vec::new();
-        self.operations.retain_mut(|operation| operation.on_end.take().map(|on_end| ends.push(on_end)).is_none());
-        ends
+        let asynchronous = self.operations.extract_if(.., |operation| operation.on_end.is_some());
+        asynchronous.filter_map(|operation| operation.on_end).collect()
     }
 
     /// The asynchronous operation with the first deadline, and that deadline.

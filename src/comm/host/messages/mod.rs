@@ -32,7 +32,6 @@ use std::sync::{OnceLock, PoisonError};
 use self::mailbox::{Mailbox, ProgressThread};
 use self::operation::{Operation, Stage};
 use super::own_rank::OwnRank;
-use super::protocol::segment::Segment;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::{Error, Result, error};
 use crate::rank::GroupRank;
@@ -114,7 +113,7 @@ impl Messenger {
         }
         // A rank that fails aborts before it leaves, and its reason is the better error.
         self.own.check()?;
-        Err(self.end(lost(segment, request, &[to])))
+        Err(self.end(self.lost(request, &[to])))
     }
 
     /// Whether an operation waits for a peer that is gone. A receive from any rank waits for every
@@ -129,6 +128,23 @@ impl Messenger {
                 segment.ranks().any(|peer| segment.has_died(peer)) || peers.all(|peer| segment.is_gone(peer))
             }
         }
+    }
+
+    /// The number of the first of some operations whose peer is gone.
+    fn find_lost(&self, is_one: impl Fn(&Operation) -> bool) -> Option<u64> {
+        if !self.own.segment.has_gone() {
+            return None;
+        }
+        let mailbox = self.lock();
+        let lost = mailbox.operations.iter().find(|operation| is_one(operation) && self.has_lost(operation));
+        lost.map(|operation| operation.number)
+    }
+
+    /// The error of a message whose peers are gone.
+    fn lost(&self, request: &MessageRequest, peers: &[GroupRank]) -> Error {
+        let (what, segment) = (self.describe(request), &*self.own.segment);
+        let gone = list_ranks(peers.iter().map(|peer| segment.member(*peer).0));
+        error!(PeerLost, "{what}: {gone} {}", segment.how_gone(peers))
     }
 
     /// Lets the thread end, and warns of messages that were not received.
@@ -149,13 +165,6 @@ impl Messenger {
             event!(WARN, "rank {own}: the communicator ends with {messages} that this rank did not receive");
         }
     }
-}
-
-/// The error of a message whose peers are gone.
-fn lost(segment: &Segment, request: &MessageRequest, peers: &[GroupRank]) -> Error {
-    let what = request.with_ranks(|rank| segment.member(rank));
-    let how = segment.how_gone(peers);
-    error!(PeerLost, "{what}: {} {how}", list_ranks(peers.iter().map(|peer| segment.member(*peer).0)))
 }
 
 /// Tells the owner of an asynchronous message that it has ended. The owner's code may panic; the

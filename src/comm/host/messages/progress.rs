@@ -122,12 +122,7 @@ impl Messenger {
 
     /// An asynchronous message whose peer is gone.
     fn lost_asynchronous(&self) -> Option<u64> {
-        if !self.own.segment.has_gone() {
-            return None;
-        }
-        let mailbox = self.lock();
-        let mut asynchronous = mailbox.operations.iter().filter(|operation| operation.on_end.is_some());
-        asynchronous.find(|operation| self.has_lost(operation)).map(|operation| operation.number)
+        self.find_lost(|operation| operation.on_end.is_some())
     }
 
     /// Ends all asynchronous messages of a communicator that has ended, when no peer touches their
