@@ -234,9 +234,9 @@ thread_local! {
     static RUNNING: RefCell<Vec<(usize, TicketEntry)>> = RefCell::default();
 }
 
-/// The tickets of the runs on this thread, as far as they belong to the `SharedOrder` at this
-/// address.
-fn runs_of(shared: usize) -> Vec<TicketEntry> {
+/// The tickets of the runs on this thread, as far as they belong to this order.
+fn runs_of(shared: &Arc<SharedOrder>) -> Vec<TicketEntry> {
+    let shared = Arc::as_ptr(shared).addr();
     let of_shared = |(other, entry): &(usize, TicketEntry)| (*other == shared).then_some(*entry);
     // The list is gone only while the thread ends, when no run is on it.
     RUNNING.try_with(|running| running.borrow().iter().filter_map(of_shared).collect()).unwrap_or_default()
@@ -262,10 +262,6 @@ impl IssueOrder {
         Arc::new(IssueOrder { shared: Arc::clone(&self.shared), communicator })
     }
 
-    fn shared_address(&self) -> usize {
-        Arc::as_ptr(&self.shared).addr()
-    }
-
     fn add_entry(&self, state: &mut OrderState, extent: Extent, stream: Option<usize>) -> TicketEntry {
         self.shared.add(state, |number| TicketEntry { communicator: self.communicator, extent, number, stream })
     }
@@ -279,7 +275,7 @@ impl IssueOrder {
     /// Whether the ticket of a run on this thread covers this communicator.
     pub(crate) fn is_in_run(&self) -> bool {
         let has_runs = RUNNING.try_with(|running| !running.borrow().is_empty()).unwrap_or_default();
-        has_runs && runs_of(self.shared_address()).iter().any(|run| self.shared.lock().covers(run, self.communicator))
+        has_runs && runs_of(&self.shared).iter().any(|run| self.shared.lock().covers(run, self.communicator))
     }
 
     /// Takes the next ticket for work on the worker stream at the address `stream`.
@@ -345,7 +341,7 @@ impl IssueTicket<'_> {
     ) -> Result<()> {
         let Some(entry) = self.entry.as_ref().filter(|_| !self.is_next) else { return Ok(()) };
         let shared = &self.order().shared;
-        let runs = runs_of(self.order().shared_address());
+        let runs = runs_of(shared);
         let is_turn = |state: &OrderState| match runs.as_slice() {
             [] => state.is_turn_of(entry),
             runs => state.is_turn_within(runs, entry),
@@ -384,7 +380,7 @@ impl IssueTicket<'_> {
         match self.entry.filter(|entry| entry.extent == Extent::Run) {
             None => call(),
             Some(entry) => {
-                let run = (self.order().shared_address(), entry);
+                let run = (Arc::as_ptr(&self.order().shared).addr(), entry);
                 // The list is gone while the thread ends. Then a plugin's call takes a ticket.
                 let listed = RUNNING.try_with(|running| running.borrow_mut().push(run));
                 let _end = listed.is_ok().then_some(RunEnd);
@@ -425,7 +421,7 @@ impl TicketPosition {
     /// Whether the work waits for a run on this thread, so that this thread must not wait for the
     /// work. Takes the lock of the order; a thread that also takes a stream's lock takes it after.
     pub(crate) fn is_behind_this_thread(&self) -> bool {
-        let runs = runs_of(Arc::as_ptr(&self.shared).addr());
+        let runs = runs_of(&self.shared);
         let waits_for = |run: &TicketEntry| {
             let state = self.shared.lock();
             // Work whose ticket is dropped has run, whatever the run's number is.

@@ -27,7 +27,12 @@ impl Communicator {
     }
 
     /// Finds the ranks with the same color, and makes their backend.
-    fn split_by_color(&self, color: Option<u32>, key: i32, deadline: Instant) -> Result<Option<SplitBackend>> {
+    fn split_by_color(
+        &self,
+        color: Option<u32>,
+        key: i32,
+        deadline: Instant,
+    ) -> Result<Option<(SplitGroup, Box<dyn Backend>)>> {
         let all = self.exchange(Purpose::SPLIT, &(color, key, self.determinism), deadline)?;
         self.check_determinism(all.iter().map(|&(.., determinism)| determinism), "split")?;
         let colors: Vec<ColorAndKey> = all.into_iter().map(|(color, key, _)| (color, key)).collect();
@@ -164,6 +169,3 @@ pub(crate) fn not_a_member(rank: Rank, group: &str, ranks: &[Rank]) -> Error {
     let ranks = list_ranks(ranks.iter().map(|rank| rank.0));
     error!(NotAMember, "rank {rank} is not a member of {group}, which has {ranks}")
 }
-
-/// The ranks of a new communicator, and this rank's backend of it.
-type SplitBackend = (SplitGroup, Box<dyn Backend>);

@@ -47,19 +47,15 @@ impl Communicator {
         let results: Vec<Result<T, Failure>> = std::thread::scope(|scope| {
             let start = |communicator: Communicator| {
                 let rank = communicator.origin_rank();
-                let name = format!("dcl-rank-{rank}");
-                let thread =
-                    std::thread::Builder::new().name(name).spawn_scoped(scope, move || run(communicator, body));
-                (rank, thread)
+                let builder = std::thread::Builder::new().name(format!("dcl-rank-{rank}"));
+                (rank, builder.spawn_scoped(scope, move || run(communicator, body)))
             };
             let threads: Vec<_> = communicators.into_iter().map(start).collect();
             let join = |(rank, thread): (Rank, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| {
-                let failed = |error: Error| Err(Failure { error: error.on_rank(rank), is_consequence: false });
-                match thread {
-                    // `run` catches panics.
-                    Ok(thread) => thread.join().unwrap_or_else(|panic| failed(of_panic(panic.as_ref()))),
-                    Err(refused) => failed(error!(System, "no thread for the rank").with_source(refused)),
-                }
+                let started = thread.map_err(|refused| error!(System, "no thread for the rank").with_source(refused));
+                // `run` catches panics.
+                let ended = started.and_then(|thread| thread.join().map_err(|panic| of_panic(panic.as_ref())));
+                ended.unwrap_or_else(|error| Err(Failure { error: error.on_rank(rank), is_consequence: false }))
             };
             threads.into_iter().map(join).collect()
         });

@@ -12,13 +12,6 @@ const LONGEST_OUTPUT: usize = 32 << 20;
 const LONGEST_PART: usize = 1 << 20;
 
 impl RunningCall<'_> {
-    /// Whether this rank's output is longer than caches are. The weights of a model are in all.
-    fn is_past_cache(&self) -> bool {
-        let call = &self.request.call;
-        let longest = if call.purpose.is_bulk() { LONGEST_PART } else { LONGEST_OUTPUT };
-        call.output_bytes(self.own.segment.len()) > longest
-    }
-
     /// Copies elements of a rank's input, or rounds them. Both addresses may be the same. `stored`
     /// says how the source has elements of a call with a transport type.
     ///
@@ -46,10 +39,15 @@ impl RunningCall<'_> {
     ///
     /// As [`move_elements`](Self::move_elements). The two do not overlap.
     pub(super) unsafe fn take_elements(&self, source: *const u8, stored: Stored, target: *mut u8, byte_len: usize) {
+        let call = &self.request.call;
+        // All weights of a model together are longer than caches are.
+        let longest = if call.purpose.is_bulk() { LONGEST_PART } else { LONGEST_OUTPUT };
         // SAFETY: the caller's promise.
         unsafe {
-            match self.request.call.wire_type {
-                None if self.is_past_cache() => compute::copy_past_cache(source, target, byte_len),
+            match call.wire_type {
+                None if call.output_bytes(self.own.segment.len()) > longest => {
+                    compute::copy_past_cache(source, target, byte_len)
+                }
                 _ => self.move_elements(source, stored, target, byte_len),
             }
         }
