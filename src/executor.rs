@@ -21,20 +21,21 @@ pub(crate) enum Executor<'a> {
     Cuda(&'a Arc<CudaStream>),
 }
 
-/// Does work on the caller's thread, or enqueues it on the stream of the executor.
-macro_rules! on {
-    ($executor:expr, $here:expr, |$stream:ident| $there:expr) => {
-        // SAFETY: the caller promises what this call asks for, as the impl block says.
-        unsafe {
-            match $executor {
-                Executor::Caller => {
-                    $here;
-                    Ok(())
+/// Calls that `compute` has for the caller's thread, and a CUDA stream for its GPU.
+macro_rules! calls {
+    ($($(#[$doc:meta])* fn $call:ident($($argument:ident: $type:ty),* $(,)?);)*) => { $(
+        $(#[$doc])*
+        pub(crate) unsafe fn $call(self, $($argument: $type),*) -> Result<()> {
+            // SAFETY: the caller promises what this call asks for, as the impl block says.
+            unsafe {
+                match self {
+                    Executor::Caller => compute::$call($($argument),*),
+                    Executor::Cuda(stream) => return stream.$call($($argument),*),
                 }
-                Executor::Cuda($stream) => $there,
             }
+            Ok(())
         }
-    };
+    )* };
 }
 
 /// The arithmetic and the copies that backends do not do.
@@ -94,57 +95,33 @@ impl<'a> Executor<'a> {
 
     /// Fills with zeros.
     pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
-        on!(self, to.write_bytes(0, byte_len), |stream| stream.zero(to, byte_len))
+        // SAFETY: the caller promises what this call asks for, as the impl block says.
+        unsafe {
+            match self {
+                Executor::Caller => to.write_bytes(0, byte_len),
+                Executor::Cuda(stream) => return stream.zero(to, byte_len),
+            }
+        }
+        Ok(())
     }
 
-    /// Casts `count` elements. It may be in place if both types have one size.
-    pub(crate) unsafe fn cast(
-        self,
-        (from, input): (DataType, *const u8),
-        (to, output): (DataType, *mut u8),
-        count: usize,
-    ) -> Result<()> {
-        on!(self, compute::cast(from, input, to, output, count), |stream| stream.cast(from, input, to, output, count))
-    }
+    calls! {
+        /// Casts `count` elements. It may be in place if both types have one size.
+        fn cast(from: DataType, input: *const u8, to: DataType, output: *mut u8, count: usize);
 
-    /// Writes the elements that a layout reaches from `input` on, one after the other.
-    pub(crate) unsafe fn gather(
-        self,
-        layout: &Layout<1>,
-        input: *const u8,
-        output: *mut u8,
-        element_bytes: usize,
-    ) -> Result<()> {
-        on!(self, compute::gather(input, output, layout, element_bytes), |stream| {
-            stream.gather(layout, input, output, element_bytes)
-        })
-    }
+        /// Writes the elements that a layout reaches from `input` on, one after the other.
+        fn gather(input: *const u8, output: *mut u8, layout: &Layout<1>, element_bytes: usize);
 
-    /// Copies rows that lie one after the other to rows that begin `pitch_bytes` apart.
-    pub(crate) unsafe fn copy_rows(
-        self,
-        input: *const u8,
-        output: *mut u8,
-        row_count: usize,
-        row_bytes: usize,
-        pitch_bytes: usize,
-    ) -> Result<()> {
-        on!(self, compute::copy_rows(input, output, row_count, row_bytes, pitch_bytes), |stream| {
-            stream.copy_rows(input, output, row_count, row_bytes, pitch_bytes)
-        })
-    }
+        /// Copies rows that lie one after the other to rows that begin `pitch_bytes` apart.
+        fn copy_rows(input: *const u8, output: *mut u8, row_count: usize, row_bytes: usize, pitch_bytes: usize);
 
-    /// Combines the elements of two inputs, as the layout broadcasts them.
-    pub(crate) unsafe fn element_wise(
-        self,
-        operation: ElementWiseOperation,
-        data_type: DataType,
-        layout: &Layout<2>,
-        inputs: [*const u8; 2],
-        output: *mut u8,
-    ) -> Result<()> {
-        on!(self, compute::element_wise(operation, data_type, layout, inputs, output), |stream| {
-            stream.element_wise(operation, data_type, layout, inputs, output)
-        })
+        /// Combines the elements of two inputs, as the layout broadcasts them.
+        fn element_wise(
+            operation: ElementWiseOperation,
+            data_type: DataType,
+            layout: &Layout<2>,
+            inputs: [*const u8; 2],
+            output: *mut u8,
+        );
     }
 }

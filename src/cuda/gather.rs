@@ -1,24 +1,21 @@
 //! The plan of a gathering on a GPU: joins elements, and finds matrices to transpose.
 
 use crate::layout::Layout;
-use crate::shape::MAX_DIMS;
 
 /// The longest element that is transposed in tiles. A longer one fills a memory transaction alone.
 pub(super) const MAX_TILED_BYTES: usize = 8;
 
 /// The bytes of a word, in which bytes are moved where shape and addresses allow it.
-const WORD: u64 = 4;
+const WORD: usize = 4;
 
 /// The plan of a gathering: a transpose or a slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GatherPlan {
+    /// In elements of so many bytes.
+    pub(super) layout: Layout<1>,
     pub(super) element_bytes: usize,
-    pub(super) dim_count: usize,
-    /// The dimensions of the output, and the distance of their elements in the input.
-    pub(super) dims: [u64; MAX_DIMS],
-    pub(super) strides: [i64; MAX_DIMS],
     /// Batch, rows and columns of the input, if it is a batch of matrices.
-    pub(super) tiles: Option<[u64; 3]>,
+    pub(super) tiles: Option<[usize; 3]>,
     /// Whether elements of the matrices, which are bytes, are moved as words.
     pub(super) moves_words: bool,
 }
@@ -28,37 +25,21 @@ impl GatherPlan {
     /// `alignment`.
     pub(super) fn new(layout: &Layout<1>, element_bytes: usize, alignment: usize) -> Self {
         let mut layout = *layout;
-        let mut plan = GatherPlan {
-            element_bytes: layout.widen(element_bytes, alignment),
-            dim_count: layout.dims().len(),
-            dims: [1; MAX_DIMS],
-            strides: [0; MAX_DIMS],
-            tiles: None,
-            moves_words: false,
-        };
-        for (dim, (&len, &stride)) in layout.dims().iter().zip(layout.strides(0)).enumerate() {
-            (plan.dims[dim], plan.strides[dim]) = (len as u64, stride as i64);
-        }
-        plan.tiles = plan.find_tiles();
-        let has_words = |[_, rows, columns]: [u64; 3]| rows.is_multiple_of(WORD) && columns.is_multiple_of(WORD);
-        plan.moves_words =
-            plan.element_bytes == 1 && (alignment as u64).is_multiple_of(WORD) && plan.tiles.is_some_and(has_words);
-        plan
-    }
-
-    fn find_tiles(&self) -> Option<[u64; 3]> {
-        let (dims, strides) = (&self.dims[..self.dim_count], &self.strides[..self.dim_count]);
-        let matrix = match (dims, strides) {
+        let element_bytes = layout.widen(element_bytes, alignment);
+        let matrix = match (layout.dims(), layout.strides(0)) {
             // [columns, rows] of the output.
-            (&[columns, rows], &[1, stride]) if stride == columns as i64 => Some([1, rows, columns]),
+            (&[columns, rows], &[1, stride]) if stride == columns as isize => Some([1, rows, columns]),
             (&[batch, columns, rows], &[outer, 1, stride])
-                if stride == columns as i64 && outer == (rows * columns) as i64 =>
+                if stride == columns as isize && outer == (rows * columns) as isize =>
             {
                 Some([batch, rows, columns])
             }
             _ => None,
         };
-        matrix.filter(|_| self.element_bytes <= MAX_TILED_BYTES)
+        let tiles = matrix.filter(|_| element_bytes <= MAX_TILED_BYTES);
+        let has_words = |[_, rows, columns]: [usize; 3]| rows.is_multiple_of(WORD) && columns.is_multiple_of(WORD);
+        let moves_words = element_bytes == 1 && alignment.is_multiple_of(WORD) && tiles.is_some_and(has_words);
+        GatherPlan { layout, element_bytes, tiles, moves_words }
     }
 }
 
@@ -96,10 +77,9 @@ mod tests {
         let plan = |start: [i64; 2], size: [i64; 2], stride: [i64; 2], alignment| {
             let shape = Shape::new(&[8, 12]).expect("a shape");
             let (layout, _) = Layout::sliced(&shape, &start, &size, &stride);
-            let GatherPlan { element_bytes, dim_count, dims, strides, tiles, .. } =
-                GatherPlan::new(&layout, 2, alignment);
-            assert_eq!(tiles, None);
-            (element_bytes, dims[..dim_count].to_vec(), strides[..dim_count].to_vec())
+            let plan = GatherPlan::new(&layout, 2, alignment);
+            assert_eq!(plan.tiles, None);
+            (plan.element_bytes, plan.layout.dims().to_vec(), plan.layout.strides(0).to_vec())
         };
         assert_eq!(plan([0, 4], [8, 8], [1, 1], 16), (8, vec![8, 2], vec![3, 1]));
         assert_eq!(plan([7, 4], [8, 8], [-1, 1], 16), (8, vec![8, 2], vec![-3, 1]));

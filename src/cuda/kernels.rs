@@ -159,71 +159,38 @@ impl Device {
     }
 }
 
-/// The arguments of kernels: the structures of `cuda/arguments.h`.
-mod arguments {
-    use super::MAX_DIMS;
+/// The arguments of a kernel: one of the structures of `cuda/arguments.h`.
+#[repr(C)]
+struct Arguments<const INPUTS: usize, const NUMBERS: usize, L = ()> {
+    inputs: [*const u8; INPUTS],
+    output: *mut u8,
+    numbers: [u64; NUMBERS],
+    layout: L,
+}
 
-    #[repr(C)]
-    pub(super) struct Cast {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
+impl<const NUMBERS: usize> Arguments<1, NUMBERS> {
+    fn new(input: *const u8, output: *mut u8, numbers: [u64; NUMBERS]) -> Self {
+        Arguments { inputs: [input], output, numbers, layout: () }
     }
+}
 
-    #[repr(C)]
-    pub(super) struct Divide {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
-        pub(super) divisor: f32,
-    }
+/// The end of a structure of a kernel that takes a layout.
+#[repr(C)]
+struct LayoutArguments<const INPUTS: usize> {
+    dim_count: u64,
+    dims: [u64; MAX_DIMS],
+    strides: [[i64; MAX_DIMS]; INPUTS],
+}
 
-    #[repr(C)]
-    pub(super) struct Reduce {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
-        pub(super) stride: u64,
-        pub(super) ranks: u64,
-    }
-
-    #[repr(C)]
-    pub(super) struct Transpose {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
-        pub(super) dim_count: u64,
-        pub(super) dims: [u64; MAX_DIMS],
-        pub(super) strides: [i64; MAX_DIMS],
-    }
-
-    #[repr(C)]
-    pub(super) struct TransposeTiled {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) batch: u64,
-        pub(super) rows: u64,
-        pub(super) columns: u64,
-    }
-
-    #[repr(C)]
-    pub(super) struct CopyRows {
-        pub(super) input: *const u8,
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
-        pub(super) row: u64,
-        pub(super) pitch: u64,
-    }
-
-    #[repr(C)]
-    pub(super) struct ElementWise {
-        pub(super) inputs: [*const u8; 2],
-        pub(super) output: *mut u8,
-        pub(super) count: u64,
-        pub(super) packets: u64,
-        pub(super) dim_count: u64,
-        pub(super) dims: [u64; MAX_DIMS],
-        pub(super) strides: [[i64; MAX_DIMS]; 2],
+impl<const INPUTS: usize> LayoutArguments<INPUTS> {
+    fn of(layout: &Layout<INPUTS>) -> Self {
+        let dim_count = layout.dims().len() as u64;
+        let mut arguments = LayoutArguments { dim_count, dims: [1; MAX_DIMS], strides: [[0; MAX_DIMS]; INPUTS] };
+        for (dim, &len) in layout.dims().iter().enumerate() {
+            arguments.dims[dim] = len as u64;
+            arguments.strides.iter_mut().enumerate().for_each(|(i, to)| to[dim] = layout.strides(i)[dim] as i64);
+        }
+        arguments
     }
 }
 
@@ -271,7 +238,7 @@ impl CudaStream {
         output: *mut u8,
         count: usize,
     ) -> Result<()> {
-        let arguments = arguments::Cast { input, output, count: count as u64 };
+        let arguments = Arguments::new(input, output, [count as u64]);
         let byte_len = count * from.byte_len().max(to.byte_len());
         // SAFETY: the caller promises both ranges; the structure is the one that the kernel takes.
         unsafe {
@@ -292,7 +259,8 @@ impl CudaStream {
         output: *mut u8,
         count: usize,
     ) -> Result<()> {
-        let arguments = arguments::Divide { input, output, count: count as u64, divisor };
+        // A float in the place of a number, whose upper half the kernel does not read.
+        let arguments = Arguments::new(input, output, [count as u64, divisor.to_bits().into()]);
         // SAFETY: as above.
         unsafe { self.launch(Kernel::Divide(to), &arguments, count * DataType::Float32.byte_len()) }
     }
@@ -308,15 +276,15 @@ impl CudaStream {
         ranks: usize,
     ) -> Result<()> {
         let byte_len = count * data_type.byte_len();
-        let (count, ranks) = (count as u64, ranks as u64);
-        let arguments = arguments::Reduce { input, output, count, stride: count, ranks };
+        // The elements of a rank begin as many apart as a rank has.
+        let arguments = Arguments::new(input, output, [count, count, ranks].map(|number| number as u64));
         // SAFETY: as above.
         unsafe { self.launch(Kernel::Reduce(data_type, reduce_op), &arguments, byte_len) }
     }
 
     /// Enqueues the conversion of each bool to 0 or 1. It may be in place.
     pub(crate) unsafe fn normalize_bool(&self, input: *const u8, output: *mut u8, count: usize) -> Result<()> {
-        let arguments = arguments::Cast { input, output, count: count as u64 };
+        let arguments = Arguments::new(input, output, [count as u64]);
         // SAFETY: as above.
         unsafe { self.launch(Kernel::NormalizeBool, &arguments, count) }
     }
@@ -324,29 +292,28 @@ impl CudaStream {
     /// Enqueues the gathering of the elements that a layout reaches.
     pub(crate) unsafe fn gather(
         &self,
-        layout: &Layout<1>,
         input: *const u8,
         output: *mut u8,
+        layout: &Layout<1>,
         element_bytes: usize,
     ) -> Result<()> {
         let plan = GatherPlan::new(layout, element_bytes, alignment(&[input.addr(), output.addr()]));
-        let GatherPlan { dims, strides, dim_count, element_bytes, .. } = plan;
-        let count: u64 = dims[..dim_count].iter().product();
+        let count = plan.layout.element_count();
+        let byte_len = count * plan.element_bytes;
         // SAFETY: as above; the addresses are aligned to the element of the plan.
         unsafe {
             match plan.tiles {
-                Some([batch, rows, columns]) => {
-                    let arguments = arguments::TransposeTiled { input, output, batch, rows, columns };
+                Some(tiles) => {
                     let kernel = match plan.moves_words {
                         true => Kernel::TransposeWords,
-                        false => Kernel::TransposeTiled(element_bytes),
+                        false => Kernel::TransposeTiled(plan.element_bytes),
                     };
-                    self.launch(kernel, &arguments, count as usize * element_bytes)
+                    self.launch(kernel, &Arguments::new(input, output, tiles.map(|len| len as u64)), byte_len)
                 }
                 None => {
-                    let dim_count = dim_count as u64;
-                    let arguments = arguments::Transpose { input, output, count, dim_count, dims, strides };
-                    self.launch(Kernel::Transpose(element_bytes), &arguments, count as usize * element_bytes)
+                    let (numbers, layout) = ([count as u64], LayoutArguments::of(&plan.layout));
+                    let arguments = Arguments { inputs: [input], output, numbers, layout };
+                    self.launch(Kernel::Transpose(plan.element_bytes), &arguments, byte_len)
                 }
             }
         }
@@ -368,8 +335,8 @@ impl CudaStream {
             return unsafe { self.copy(input, output, byte_len) };
         }
         let width = alignment(&[input.addr(), output.addr(), row_bytes, pitch_bytes]);
-        let [count, row, pitch] = [byte_len, row_bytes, pitch_bytes].map(|bytes| (bytes / width) as u64);
-        let arguments = arguments::CopyRows { input, output, count, row, pitch };
+        let numbers = [byte_len, row_bytes, pitch_bytes].map(|bytes| (bytes / width) as u64);
+        let arguments = Arguments::new(input, output, numbers);
         // SAFETY: as above; the addresses are aligned to the width.
         unsafe { self.launch(Kernel::CopyRows(width), &arguments, byte_len) }
     }
@@ -390,19 +357,9 @@ impl CudaStream {
         let is_whole = layout.dims().len() <= 1 || row_len.is_multiple_of(packet);
         let read = inputs.iter().zip(steps).filter(|(_, step)| *step != 0).map(|(input, _)| input.addr());
         let is_aligned = read.chain([output.addr()]).all(|address| address.is_multiple_of(BYTES_PER_THREAD as usize));
-        let mut arguments = arguments::ElementWise {
-            inputs,
-            output,
-            count: count as u64,
-            packets: if is_whole && is_aligned { (count / packet) as u64 } else { 0 },
-            dim_count: layout.dims().len() as u64,
-            dims: [1; MAX_DIMS],
-            strides: [[0; MAX_DIMS]; 2],
-        };
-        for (dim, &len) in layout.dims().iter().enumerate() {
-            arguments.dims[dim] = len as u64;
-            arguments.strides.iter_mut().enumerate().for_each(|(i, to)| to[dim] = layout.strides(i)[dim] as i64);
-        }
+        let packets = if is_whole && is_aligned { count / packet } else { 0 };
+        let (numbers, layout) = ([count, packets].map(|number| number as u64), LayoutArguments::of(layout));
+        let arguments = Arguments { inputs, output, numbers, layout };
         // SAFETY: as above.
         unsafe { self.launch(Kernel::ElementWise(data_type, operation), &arguments, count * data_type.byte_len()) }
     }

@@ -45,9 +45,8 @@ impl LayerOp for CastLayer {
 
     unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
         let (input, output) = (run.input(0), run.output());
-        let (from, to) = ((input.data_type, input.address.cast_const()), (self.to, output.address));
         // SAFETY: the caller's promise; in place only between types of one size.
-        unsafe { run.executor.cast(from, to, input.element_count()) }
+        unsafe { run.executor.cast(input.data_type, input.address, self.to, output.address, input.element_count()) }
     }
 }
 

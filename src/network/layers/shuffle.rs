@@ -259,11 +259,11 @@ impl LayerOp for ShuffleLayer {
         unsafe {
             match (first, second, run.scratch) {
                 (Some(first), Some(second), Some(scratch)) => {
-                    executor.gather(&first, input.address, scratch, bytes)?;
-                    executor.gather(&second, scratch, output.address, bytes)
+                    executor.gather(input.address, scratch, &first, bytes)?;
+                    executor.gather(scratch, output.address, &second, bytes)
                 }
                 (Some(only), _, _) | (None, Some(only), _) => {
-                    executor.gather(&only, input.address, output.address, bytes)
+                    executor.gather(input.address, output.address, &only, bytes)
                 }
                 (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, run.deadline),
             }

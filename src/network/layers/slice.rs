@@ -166,7 +166,7 @@ impl LayerOp for SliceLayer {
         let (layout, first) = Layout::sliced(&shape, &self.start, &self.size, &self.stride);
         let bytes = input.data_type.byte_len();
         // SAFETY: the caller's promise; the slice is inside the input.
-        unsafe { run.executor.gather(&layout, input.address.add(first * bytes), output.address, bytes) }
+        unsafe { run.executor.gather(input.address.add(first * bytes), output.address, &layout, bytes) }
     }
 }
 
