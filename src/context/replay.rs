@@ -9,7 +9,7 @@ use super::recordings::{Decision, MAX_RECORDINGS, Recordings};
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::comm::{Communicator, Control, SharedGraph, Votes};
-use crate::cuda::{Capture, CudaStream, Graph};
+use crate::cuda::{CudaStream, Graph};
 use crate::dist_collective::SET_COMMUNICATOR;
 use crate::engine::EngineInner;
 use crate::error::{Result, bail, error};
@@ -32,6 +32,7 @@ pub struct CudaGraphs {
 }
 
 /// Whether a context on a communicator records its runs.
+#[derive(Default)]
 pub(super) struct GraphPolicy {
     pub(super) is_recording: bool,
     /// Whether a run waits for peers: ranks then have to do the same with it.
@@ -42,17 +43,7 @@ pub(super) struct GraphPolicy {
     counts: [AtomicU64; 3],
 }
 
-impl Default for GraphPolicy {
-    fn default() -> Self {
-        GraphPolicy::new(false, false, 0)
-    }
-}
-
 impl GraphPolicy {
-    fn new(is_recording: bool, is_collective: bool, context: u32) -> Self {
-        GraphPolicy { is_recording, is_collective, context, counts: Default::default() }
-    }
-
     /// What the ranks' options, which are the same, and the communicator allow. Collective.
     pub(super) fn agree(
         engine: &EngineInner,
@@ -90,7 +81,7 @@ impl GraphPolicy {
             );
         }
         let is_recording = cuda_graph && (can_agree || graphs_without_agreement);
-        Ok(GraphPolicy::new(is_recording, is_collective, context))
+        Ok(GraphPolicy { is_recording, is_collective, context, counts: Default::default() })
     }
 
     pub(super) fn counts(&self) -> CudaGraphs {
@@ -159,24 +150,20 @@ impl Replays {
     ) -> Result<()> {
         let decision = self.decide((policy, control), (shapes, io), deadline)?;
         let [recorded, replayed, plain] = &policy.counts;
-        let count = match decision {
-            Decision::Record(_) => recorded,
-            Decision::Replay(_) => replayed,
-            Decision::Plain(_) => plain,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
-        let number = match decision {
+        let (number, count) = match decision {
             Decision::Plain(number) => {
+                plain.fetch_add(1, Ordering::Relaxed);
                 self.kept[number].begin(shapes, io);
                 return layers(stream);
             }
             Decision::Record(number) => {
-                let recorded = self.record(communicator, stream, layers)?;
-                *lock(&self.kept[number].graph) = Some(recorded);
-                number
+                let graph = self.record(communicator, stream, layers)?;
+                *lock(&self.kept[number].graph) = Some(graph);
+                (number, recorded)
             }
-            Decision::Replay(number) => number,
+            Decision::Replay(number) => (number, replayed),
         };
+        count.fetch_add(1, Ordering::Relaxed);
         let mut graph = lock(&self.kept[number].graph);
         let graph = graph.as_mut().ok_or_else(|| error!(System, "the communicator has destroyed its graphs"))?;
         // SAFETY: the same memory was recorded.
@@ -219,11 +206,9 @@ impl Replays {
                 self.stream.insert(Arc::new(CudaStream::new(stream.device())?))
             }
         };
-        let capture = Capture::begin(own)?;
-        {
+        Graph::record(own, || {
             let _visit = own.visit()?;
-            layers(own)?;
-        }
-        capture.finish()
+            layers(own)
+        })
     }
 }

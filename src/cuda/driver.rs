@@ -50,11 +50,6 @@ pub(super) fn check(what: &str, result: CUresult) -> Result<()> {
     }
 }
 
-/// Whether a result only says that work has not ended.
-pub(super) fn is_not_ready(result: CUresult) -> bool {
-    result == CUresult::CUDA_ERROR_NOT_READY
-}
-
 /// The newest CUDA version that the driver supports: (13, 0). Works without a GPU too.
 pub(crate) fn driver_version() -> Result<(i32, i32)> {
     find()?;

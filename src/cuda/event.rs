@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::device::Relaxed;
-use super::driver::{check, is_not_ready};
+use super::driver::check;
 use super::helper::warning;
-use super::sys::{self, CUevent, CUstream};
+use super::sys::{self, CUevent, CUresult, CUstream};
 use super::{Device, gpu_wait};
 use crate::error::Result;
 use crate::util::lock;
@@ -19,7 +19,7 @@ pub(super) type EventPool = Arc<Mutex<Vec<Arc<RawEvent>>>>;
 /// pool.
 #[derive(Clone)]
 pub(crate) struct Event {
-    raw: Option<Arc<RawEvent>>,
+    raw: Arc<RawEvent>,
     pool: EventPool,
 }
 
@@ -64,29 +64,28 @@ impl Event {
             Some(raw) => raw,
             None => Arc::new(RawEvent::new(device)?),
         };
-        let event = Event { raw: Some(raw), pool: Arc::clone(pool) };
+        let event = Event { raw, pool: Arc::clone(pool) };
         // SAFETY: the caller's promise; the event is alive and of the same context.
         check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle(), stream) })?;
         Ok(event)
     }
 
     pub(super) fn handle(&self) -> CUevent {
-        self.raw.as_ref().map_or(std::ptr::null_mut(), |raw| raw.handle)
+        self.raw.handle
     }
 
     /// Whether two values are the same moment.
     pub(super) fn is_same(&self, other: &Event) -> bool {
-        matches!((&self.raw, &other.raw), (Some(one), Some(two)) if Arc::ptr_eq(one, two))
+        Arc::ptr_eq(&self.raw, &other.raw)
     }
 
     /// Whether the stream has reached it.
     pub(crate) fn is_done(&self) -> Result<bool> {
-        let Some(raw) = &self.raw else { return Ok(true) };
-        let _current = raw.device.enter()?;
+        let _current = self.raw.device.enter()?;
         let _relaxed = Relaxed::begin()?;
         // SAFETY: the event is alive.
-        let result = unsafe { sys::cuEventQuery(raw.handle) };
-        if is_not_ready(result) {
+        let result = unsafe { sys::cuEventQuery(self.handle()) };
+        if result == CUresult::CUDA_ERROR_NOT_READY {
             return Ok(false);
         }
         check("cuEventQuery", result).map(|()| true)
@@ -101,10 +100,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Some(mut raw) = self.raw.take()
-            && Arc::get_mut(&mut raw).is_some()
-        {
-            lock(&self.pool).push(raw);
+        // Of two that are dropped at once neither may see that it is the last. Then the driver's
+        // event is destroyed.
+        if Arc::strong_count(&self.raw) == 1 {
+            lock(&self.pool).push(Arc::clone(&self.raw));
         }
     }
 }

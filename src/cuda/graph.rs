@@ -9,12 +9,6 @@ use super::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptur
 use super::{CudaStream, Device};
 use crate::error::{Result, bail};
 
-/// A capture of a stream. If it is dropped without [`finish`](Self::finish), the recorded work is
-/// lost.
-pub(crate) struct Capture<'a> {
-    stream: Option<&'a CudaStream>,
-}
-
 /// Recorded work that can be launched.
 pub(crate) struct Graph {
     device: Arc<Device>,
@@ -23,50 +17,6 @@ pub(crate) struct Graph {
 
 // SAFETY: CUDA allows any thread to use a graph, one at a time; `launch` takes `&mut self`.
 unsafe impl Send for Graph {}
-
-impl<'a> Capture<'a> {
-    /// Begins to record the work that this thread enqueues on the stream.
-    pub(crate) fn begin(stream: &'a CudaStream) -> Result<Self> {
-        let _current = stream.device().enter()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
-        Ok(Capture { stream: Some(stream) })
-    }
-
-    /// Ends the capture.
-    pub(crate) fn finish(mut self) -> Result<Graph> {
-        let Some(stream) = self.stream.take() else { bail!(System, "a capture ends once") };
-        let _current = stream.device().enter()?;
-        let mut graph = ptr::null_mut();
-        // SAFETY: the stream is alive, and `begin` has begun a capture of it.
-        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) })?;
-        let mut executable = ptr::null_mut();
-        // SAFETY: the capture made the graph; it is not used after it was instantiated.
-        let result = unsafe {
-            let result = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
-            let _ = sys::cuGraphDestroy(graph);
-            result
-        };
-        check("cuGraphInstantiate", result)?;
-        Ok(Graph { device: Arc::clone(stream.device()), executable })
-    }
-}
-
-impl Drop for Capture<'_> {
-    fn drop(&mut self) {
-        let Some(stream) = self.stream else { return };
-        let Ok(_current) = stream.device().enter() else { return };
-        let mut graph = ptr::null_mut();
-        // SAFETY: as in `finish`; the graph is null if the capture failed.
-        unsafe {
-            let _ = sys::cuStreamEndCapture(stream.raw(), &mut graph);
-            if !graph.is_null() {
-                let _ = sys::cuGraphDestroy(graph);
-            }
-        }
-    }
-}
 
 /// The graph into which a stream's work is being recorded, by the caller or by the library.
 pub(crate) struct CapturedGraph {
@@ -116,6 +66,28 @@ impl CapturedGraph {
 }
 
 impl Graph {
+    /// Records what `work`, on this thread, enqueues on a stream. After an error it is lost.
+    pub(crate) fn record(stream: &CudaStream, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let _current = stream.device().enter()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
+        let worked = work();
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is alive, and its capture has begun.
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) });
+        let mut executable = ptr::null_mut();
+        let made = worked.and(ended).and_then(|()| {
+            // SAFETY: the capture made the graph.
+            check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) })
+        });
+        if !graph.is_null() {
+            // SAFETY: the capture made the graph, which is not used any more.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+        made.map(|()| Graph { device: Arc::clone(stream.device()), executable })
+    }
+
     /// Enqueues the recorded work.
     ///
     /// # Safety
@@ -134,7 +106,7 @@ impl Drop for Graph {
         // Not deferred: NCCL cannot destroy a communicator before its graphs. A launch that runs
         // goes on.
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: `finish` made the graph, and it is destroyed once.
+        // SAFETY: `record` made the graph, and it is destroyed once.
         if let Err(error) = check("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.executable) }) {
             crate::util::log::event!(WARN, "{error}");
         }

@@ -16,10 +16,11 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Memory on a GPU.
 pub(crate) struct DeviceMemory {
-    device: Arc<Device>,
-    address: NonNull<u8>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) start: NonNull<u8>,
     byte_len: usize,
-    generation: u64,
+    /// A number that other memory at the same address does not have.
+    pub(crate) generation: u64,
 }
 
 /// A number that no other memory has. CUDA may give the same address to other memory later.
@@ -52,26 +53,12 @@ impl DeviceMemory {
             allocate()
         });
         let address = address.map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
-        let address = NonNull::new(address as *mut u8).ok_or_else(|| error!(System, "cuMemAlloc gave no address"))?;
-        Ok(DeviceMemory { device: Arc::clone(device), address, byte_len, generation: new_generation() })
-    }
-
-    pub(crate) fn device(&self) -> &Arc<Device> {
-        &self.device
+        let start = NonNull::new(address as *mut u8).ok_or_else(|| error!(System, "cuMemAlloc gave no address"))?;
+        Ok(DeviceMemory { device: Arc::clone(device), start, byte_len, generation: new_generation() })
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
-        self.address.as_ptr()
-    }
-
-    /// A number that other memory at the same address does not have.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// The address, which is not null.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.address
+        self.start.as_ptr()
     }
 
     pub(crate) fn byte_len(&self) -> usize {
@@ -81,7 +68,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let address = self.address.as_ptr() as CUdeviceptr;
+        let address = self.address() as CUdeviceptr;
         self.device.release_later("cuMemFree", move || {
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
@@ -92,7 +79,7 @@ impl Drop for DeviceMemory {
 /// Pinned memory of the host, which a GPU copies to and from without the processor.
 pub(crate) struct PinnedMemory {
     device: Arc<Device>,
-    address: NonNull<u8>,
+    pub(crate) start: NonNull<u8>,
 }
 
 // SAFETY: an address; the calls that use it are unsafe themselves.
@@ -107,24 +94,19 @@ impl PinnedMemory {
         let mut address = std::ptr::null_mut();
         // SAFETY: writes one address.
         check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len.max(1), 0) })?;
-        let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "cuMemHostAlloc gave no address"))?;
-        Ok(PinnedMemory { device: Arc::clone(device), address })
+        let start = NonNull::new(address.cast()).ok_or_else(|| error!(System, "cuMemHostAlloc gave no address"))?;
+        Ok(PinnedMemory { device: Arc::clone(device), start })
     }
 
     pub(super) fn address(&self) -> *mut u8 {
-        self.address.as_ptr()
-    }
-
-    /// The address, which is not null.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.address
+        self.start.as_ptr()
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: an address, which only the closure uses from here on.
-        let address = unsafe { Sent::new(self.address) };
+        let address = unsafe { Sent::new(self.start) };
         self.device.release_later("cuMemFreeHost", move || {
             // SAFETY: allocated by `new`, and freed once.
             check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })

@@ -28,7 +28,7 @@ mod transfer;
 
 pub(crate) use device::{Device, Visit, call_out, device_count, gpu_wait};
 pub(crate) use driver::driver_version;
-pub(crate) use graph::{Capture, CapturedGraph, Graph};
+pub(crate) use graph::{CapturedGraph, Graph};
 pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;

@@ -125,7 +125,7 @@ fn layers_that_move_and_convert_can_be_changed() {
         other => panic!("{other:?}"),
     }
     match network.layer_of_mut(c).expect("a layer").body_mut() {
-        LayerBody::Cast(layer) => layer.set_to(DataType::Float32),
+        LayerBody::Cast(layer) => layer.to = DataType::Float32,
         other => panic!("{other:?}"),
     }
     match network.layer_of_mut(k).expect("a layer").body_mut() {

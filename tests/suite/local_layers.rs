@@ -225,8 +225,8 @@ fn attributes_can_be_read_and_changed() {
         layer.set_metadata(format!("of {name}"));
         match layer.body_mut() {
             LayerBody::ElementWise(layer) => {
-                assert_eq!(layer.operation(), ElementWiseOperation::Sum);
-                layer.set_operation(ElementWiseOperation::Prod);
+                assert_eq!(layer.operation, ElementWiseOperation::Sum);
+                layer.operation = ElementWiseOperation::Prod;
             }
             LayerBody::Concatenation(layer) => {
                 assert_eq!(layer.axis(), 0);

@@ -291,7 +291,7 @@ extern "C" fn dcl_cast_get_to_type(layer: Handle<CLayer>, to_type: OutPointer<i3
     call(|| {
         let (layer, to_type) = (layer.get()?, to_type.check("to_type")?);
         to_type.set(layer.read(|layer| match layer.body() {
-            LayerBody::Cast(cast) => Ok(cast.to().number()),
+            LayerBody::Cast(cast) => Ok(cast.to.number()),
             _ => Err(is_not(layer, "a Cast layer")),
         })?);
         Ok(())
@@ -304,7 +304,7 @@ extern "C" fn dcl_cast_set_to_type(layer: Handle<CLayer>, to_type: i32) -> Statu
         let (layer, to_type) = (layer.get()?, data_type(to_type)?);
         layer.change(|layer| match layer.body_mut() {
             LayerBody::Cast(cast) => {
-                cast.set_to(to_type);
+                cast.to = to_type;
                 Ok(())
             }
             _ => Err(is_not(layer, "a Cast layer")),

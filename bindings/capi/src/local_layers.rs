@@ -123,7 +123,7 @@ extern "C" fn dcl_network_add_identity(
 extern "C" fn dcl_elementwise_get_operation(layer: Handle<CLayer>, operation: OutPointer<i32>) -> Status {
     call(|| {
         let (layer, operation) = (layer.get()?, operation.check("operation")?);
-        operation.set(layer.read_elementwise(|layer| layer.operation().number())?);
+        operation.set(layer.read_elementwise(|layer| layer.operation.number())?);
         Ok(())
     })
 }
@@ -134,7 +134,7 @@ extern "C" fn dcl_elementwise_set_operation(layer: Handle<CLayer>, operation: i3
         let (layer, operation) = (layer.get()?, ElementWiseOperation::from_number(operation)?);
         layer.change(|layer| match layer.body_mut() {
             LayerBody::ElementWise(layer) => {
-                layer.set_operation(operation);
+                layer.operation = operation;
                 Ok(())
             }
             _ => Err(is_not(layer, "an ElementWise layer")),

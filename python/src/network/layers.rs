@@ -159,7 +159,7 @@ impl Layer {
 
     fn cast_type(&self, py: Python<'_>) -> PyResult<i32> {
         self.read(py, |layer| match layer.body() {
-            LayerBody::Cast(layer) => Ok(layer.to().number()),
+            LayerBody::Cast(layer) => Ok(layer.to.number()),
             _ => other_kind(layer),
         })
     }
@@ -168,7 +168,7 @@ impl Layer {
         let to: DataType = data_type(py, to)?;
         self.change(py, |layer| match layer.body_mut() {
             LayerBody::Cast(layer) => {
-                layer.set_to(to);
+                layer.to = to;
                 Ok(())
             }
             _ => other_kind(layer),
@@ -177,7 +177,7 @@ impl Layer {
 
     fn elementwise_operation(&self, py: Python<'_>) -> PyResult<i32> {
         self.read(py, |layer| match layer.body() {
-            LayerBody::ElementWise(layer) => Ok(layer.operation().number()),
+            LayerBody::ElementWise(layer) => Ok(layer.operation.number()),
             _ => other_kind(layer),
         })
     }
@@ -185,7 +185,7 @@ impl Layer {
     fn set_elementwise_operation(&self, py: Python<'_>, operation: i32) -> PyResult<()> {
         self.change(py, |layer| match layer.body_mut() {
             LayerBody::ElementWise(layer) => {
-                layer.set_operation(ElementWiseOperation::from_number(operation)?);
+                layer.operation = ElementWiseOperation::from_number(operation)?;
                 Ok(())
             }
             _ => other_kind(layer),

@@ -11,19 +11,8 @@ use crate::network::{Network, TensorId};
 /// See [`Network::add_cast`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CastLayer {
-    to: DataType,
-}
-
-impl CastLayer {
     /// The type to convert to.
-    pub fn to(&self) -> DataType {
-        self.to
-    }
-
-    /// Sets the type to convert to.
-    pub fn set_to(&mut self, to: DataType) {
-        self.to = to;
-    }
+    pub to: DataType,
 }
 
 impl LayerOp for CastLayer {

@@ -14,20 +14,8 @@ use crate::shape::{MAX_DIMS, Shape};
 /// See [`Network::add_elementwise`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ElementWiseLayer {
-    operation: ElementWiseOperation,
-}
-
-impl ElementWiseLayer {
-    /// What the layer computes.
-    pub fn operation(&self) -> ElementWiseOperation {
-        self.operation
-    }
-
-    /// Sets what the layer computes. Whether the inputs' type has the operation is checked at
-    /// build.
-    pub fn set_operation(&mut self, operation: ElementWiseOperation) {
-        self.operation = operation;
-    }
+    /// What the layer computes. Whether the inputs' type has the operation is checked at build.
+    pub operation: ElementWiseOperation,
 }
 
 impl LayerOp for ElementWiseLayer {

@@ -19,32 +19,6 @@ pub struct SliceLayer {
     stride: Vec<i64>,
 }
 
-/// Checks what needs no input: not too many numbers, and none below 0 if a `rule` is against that.
-fn check_numbers(what: &str, numbers: &[i64], rule: Option<&str>) -> Result<()> {
-    if numbers.len() > MAX_DIMS {
-        bail!(
-            InvalidArgument,
-            "{what} {numbers:?} has {} numbers; a tensor has at most {MAX_DIMS} dimensions",
-            numbers.len()
-        );
-    }
-    if let Some(rule) = rule
-        && let Some((dim, number)) = numbers.iter().enumerate().find(|(_, number)| **number < 0)
-    {
-        bail!(InvalidArgument, "{what} {numbers:?} is {number} in dimension {dim}; {rule}");
-    }
-    Ok(())
-}
-
-fn check_start(start: &[i64]) -> Result<()> {
-    check_numbers("start", start, Some("an index is at least 0"))
-}
-
-fn check_size(size: &[i64]) -> Result<()> {
-    let rule = "it is the output's shape, whose dimensions are at least 0 and not dynamic";
-    check_numbers("size", size, Some(rule))
-}
-
 impl SliceLayer {
     /// The index of the first element that the layer takes, in each dimension.
     pub fn start(&self) -> &[i64] {
@@ -67,9 +41,7 @@ impl SliceLayer {
     ///
     /// More than [`MAX_DIMS`] numbers, or one below 0.
     pub fn set_start(&mut self, start: &[i64]) -> Result<()> {
-        check_start(start)?;
-        self.start = start.to_vec();
-        Ok(())
+        self.change(|slice| slice.start = start.to_vec())
     }
 
     /// Sets the size. Whether it fits start and stride, and the input, is checked at build.
@@ -78,9 +50,7 @@ impl SliceLayer {
     ///
     /// More than [`MAX_DIMS`] numbers, or one below 0.
     pub fn set_size(&mut self, size: &[i64]) -> Result<()> {
-        check_size(size)?;
-        self.size = size.to_vec();
-        Ok(())
+        self.change(|slice| slice.size = size.to_vec())
     }
 
     /// Sets the stride. Whether it fits start and size, and the input, is checked at build.
@@ -89,8 +59,37 @@ impl SliceLayer {
     ///
     /// More than [`MAX_DIMS`] numbers.
     pub fn set_stride(&mut self, stride: &[i64]) -> Result<()> {
-        check_numbers("stride", stride, None)?;
-        self.stride = stride.to_vec();
+        self.change(|slice| slice.stride = stride.to_vec())
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Self)) -> Result<()> {
+        let mut changed = self.clone();
+        change(&mut changed);
+        changed.check_numbers()?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// Checks each list by itself.
+    fn check_numbers(&self) -> Result<()> {
+        for (what, numbers, rule) in [
+            ("start", &self.start, Some("an index is at least 0")),
+            ("size", &self.size, Some("it is the output's shape, whose dimensions are at least 0 and not dynamic")),
+            ("stride", &self.stride, None),
+        ] {
+            if numbers.len() > MAX_DIMS {
+                let len = numbers.len();
+                bail!(
+                    InvalidArgument,
+                    "{what} {numbers:?} has {len} numbers; a tensor has at most {MAX_DIMS} dimensions"
+                );
+            }
+            if let Some(rule) = rule
+                && let Some((dim, number)) = numbers.iter().enumerate().find(|(_, number)| **number < 0)
+            {
+                bail!(InvalidArgument, "{what} {numbers:?} is {number} in dimension {dim}; {rule}");
+            }
+        }
         Ok(())
     }
 
@@ -113,9 +112,7 @@ impl LayerOp for SliceLayer {
     }
 
     fn check(&self) -> Result<()> {
-        check_start(&self.start)?;
-        check_size(&self.size)?;
-        check_numbers("stride", &self.stride, None)?;
+        self.check_numbers()?;
         self.check_dim_counts()
     }
 

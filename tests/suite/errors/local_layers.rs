@@ -119,7 +119,7 @@ fn changed_layers_are_checked_at_build() {
     let number_of = |tensor| network.producer(tensor).expect("a tensor").expect("a layer");
     let (joined_layer, part_layer) = (number_of(joined), number_of(part));
     match network.layer_of_mut(sum).expect("a layer").body_mut() {
-        LayerBody::ElementWise(layer) => layer.set_operation(ElementWiseOperation::Div),
+        LayerBody::ElementWise(layer) => layer.operation = ElementWiseOperation::Div,
         other => panic!("{other:?}"),
     }
     network.set_input(joined_layer, 1, i).expect("an input");
