@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::data_type::DataType;
+use crate::util::text::is_same;
 
 /// The types by name, with the bytes of an element.
 const TYPES: [(&str, usize); 25] = [
@@ -66,7 +67,7 @@ impl MovedType {
     pub const fn from_name(name: &str) -> Option<Self> {
         let mut index = 0;
         while index < TYPES.len() {
-            if are_equal(TYPES[index].0.as_bytes(), name.as_bytes()) {
+            if is_same(TYPES[index].0, name) {
                 return Some(MovedType(index as u8));
             }
             index += 1;
@@ -83,15 +84,6 @@ impl MovedType {
     pub const fn byte_len(self) -> usize {
         TYPES[self.0 as usize].1
     }
-}
-
-/// `==`, which is no constant function.
-const fn are_equal(a: &[u8], b: &[u8]) -> bool {
-    let mut index = 0;
-    while index < a.len() && index < b.len() && a[index] == b[index] {
-        index += 1;
-    }
-    index == a.len() && index == b.len()
 }
 
 impl fmt::Display for MovedType {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::util::text::is_same;
+
 /// Which of the library's calls a collective belongs to. Ranks compare its number, and errors say
 /// its name. The module that makes the call declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,13 +115,4 @@ impl Purpose {
         let name = self.name().replace('%', &(number as u8).to_string());
         f.write_str(&name.replace('#', &(number >> u8::BITS).to_string()))
     }
-}
-
-const fn is_same(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    let mut at = 0;
-    while at < one.len() && at < other.len() && one[at] == other[at] {
-        at += 1;
-    }
-    at == one.len() && at == other.len()
 }

@@ -34,7 +34,7 @@ macro_rules! functions {
                 let (file, library) = $crate::cuda::library::open(files).map_err(|tried| missing(&tried))?;
                 // SAFETY: the table has the types of the library's header.
                 unsafe {
-                    Ok(Functions { file, $($name: $crate::cuda::library::function(&library, stringify!($name)),)* })
+                    Ok(Functions { file, $($name: library.get(stringify!($name)).ok().map(|function| *function),)* })
                 }
             });
             loaded.as_ref().map(|functions| functions.file).map_err(Clone::clone)
@@ -91,16 +91,6 @@ pub(crate) fn open(files: &[&'static str]) -> Result<(&'static str, ManuallyDrop
         }
     }
     Err(tried.join(" and "))
-}
-
-/// Looks a function up.
-///
-/// # Safety
-///
-/// `F` is the type of the function.
-pub(crate) unsafe fn function<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: the caller's promise.
-    unsafe { library.get::<F>(name) }.ok().map(|function| *function)
 }
 
 /// Checks that a library of CUDA's lacks none of the functions.

@@ -85,27 +85,7 @@ pub(super) fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mu
     for input in &network.inputs {
         types[input.index()] = Some(network.tensors[input.index()].data_type);
     }
-    for &id in schedule {
-        let layer = &network.layers[id.index()];
-        let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(|t| types[t.index()]).collect();
-        // A layer that depends on a mistake is not checked: its errors would follow from that one.
-        let Some(inputs) = inputs else { continue };
-        let op = layer.body.op();
-        match op.check().and_then(|()| op.output_types(&inputs)) {
-            Ok(outputs) if outputs.len() == layer.outputs.len() => {
-                for (tensor, data_type) in layer.outputs.iter().zip(outputs) {
-                    types[tensor.index()] = Some(data_type);
-                }
-            }
-            Ok(outputs) => {
-                let (now, then) = (count_of(outputs.len(), "output"), layer.outputs.len());
-                let error = error!(InvalidNetwork, "the plugin has {now} now and had {then} when it was added");
-                mistakes.push(error.about(|| layer.subject()));
-            }
-            Err(error) => mistakes.push(error.about(|| layer.subject())),
-        }
-    }
-    types
+    network.types_from(schedule, types, |error| mistakes.push(error))
 }
 
 /// The mistake of a layer at the points of the profiles.

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -120,9 +121,9 @@ fn tensor_record(tensor: &Tensor) -> TensorRecord {
 fn layer_record(layer: &Layer) -> Result<LayerRecord> {
     let body = match &layer.body {
         LayerBody::Constant(layer) => BodyRecord::Constant {
-            data_type: layer.value().data_type(),
-            dims: layer.value().shape().to_dims(),
-            bytes: layer.value().as_bytes()?.to_vec(),
+            data_type: layer.value.data_type(),
+            dims: layer.value.shape().to_dims(),
+            bytes: layer.value.as_bytes()?.to_vec(),
         },
         LayerBody::Plugin(plugin) => BodyRecord::Plugin {
             type_name: plugin.plugin().type_name().to_owned(),
@@ -200,7 +201,7 @@ fn to_body(record: BodyRecord, name: &str, registry: &PluginRegistry) -> Result<
             }
             let mut value = Buffer::with_shape(data_type, shape)?;
             value.as_mut_bytes()?.copy_from_slice(&bytes);
-            LayerBody::Constant(ConstantLayer::new(value))
+            LayerBody::Constant(ConstantLayer { value: Arc::new(value) })
         }
         BodyRecord::Plugin { type_name, version, bytes } => {
             let plugin = registry.create(&type_name, &version, &bytes);

@@ -28,6 +28,16 @@ pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}…{}", &text[..start], &text[end..]))
 }
 
+/// `==`, which is no constant function.
+pub(crate) const fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
 #[test]
 fn a_long_text_is_clipped_between_characters() {
     assert_eq!(clipped("short"), "short");

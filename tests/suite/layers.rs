@@ -115,11 +115,11 @@ fn layers_that_move_and_convert_can_be_changed() {
     let k = network.add_constant(&[1u8], [1]).expect("a layer");
     match network.layer_of_mut(t).expect("a layer").body_mut() {
         LayerBody::Shuffle(layer) => {
-            assert_eq!(layer.shuffle().first_transpose(), Some(&[0u8, 1][..]));
+            assert_eq!(layer.shuffle().first_transpose.as_deref(), Some(&[0u8, 1][..]));
             let shuffle = Shuffle::transpose([1, 0]).then_reshape([6]).then_transpose([0]);
             layer.set_shuffle(shuffle).expect("a permutation");
-            assert_eq!(layer.shuffle().reshape_dims(), Some(&[6i64][..]));
-            assert_eq!(layer.shuffle().second_transpose(), Some(&[0u8][..]));
+            assert_eq!(layer.shuffle().reshape_dims.as_deref(), Some(&[6i64][..]));
+            assert_eq!(layer.shuffle().second_transpose.as_deref(), Some(&[0u8][..]));
             assert!(layer.set_shuffle(Shuffle::transpose([1])).is_err());
         }
         other => panic!("{other:?}"),
@@ -129,7 +129,7 @@ fn layers_that_move_and_convert_can_be_changed() {
         other => panic!("{other:?}"),
     }
     match network.layer_of_mut(k).expect("a layer").body_mut() {
-        LayerBody::Constant(layer) => layer.set_value(Buffer::from_slice(&[7i64, 8], [2]).expect("a buffer")),
+        LayerBody::Constant(layer) => layer.value = Buffer::from_slice(&[7i64, 8], [2]).expect("a buffer").into(),
         other => panic!("{other:?}"),
     }
     // The cast gives float32 now, which has an average.

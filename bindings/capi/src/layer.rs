@@ -43,7 +43,7 @@ impl CLayer {
 
     fn read_constant<R>(&self, act: impl FnOnce(&Buffer) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
-            LayerBody::Constant(constant) => act(constant.value()),
+            LayerBody::Constant(constant) => act(&constant.value),
             _ => Err(is_not(layer, "a Constant layer")),
         })
     }
@@ -229,7 +229,7 @@ extern "C" fn dcl_shuffle_get_first_transpose(
     permutation: OutPointer<i32>,
     nb_dims: OutPointer<i32>,
 ) -> Status {
-    call(|| get_transpose(layer, Shuffle::first_transpose, permutation, nb_dims))
+    call(|| get_transpose(layer, |shuffle| shuffle.first_transpose.as_deref(), permutation, nb_dims))
 }
 
 #[unsafe(no_mangle)]
@@ -240,7 +240,7 @@ extern "C" fn dcl_shuffle_set_first_transpose(
 ) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
-        layer.change_shuffle(|shuffle| shuffle.set_first_transpose(transpose))
+        layer.change_shuffle(|shuffle| shuffle.first_transpose = transpose)
     })
 }
 
@@ -248,7 +248,7 @@ extern "C" fn dcl_shuffle_set_first_transpose(
 extern "C" fn dcl_shuffle_get_reshape_dimensions(layer: Handle<CLayer>, dims: OutPointer<CDims>) -> Status {
     call(|| {
         let (layer, dims) = (layer.get()?, dims.check("dims")?);
-        dims.set(layer.read_shuffle(|shuffle| Ok(shuffle.reshape_dims().map_or(CDims::ABSENT, CDims::from)))?);
+        dims.set(layer.read_shuffle(|shuffle| Ok(shuffle.reshape_dims.as_deref().map_or(CDims::ABSENT, CDims::from)))?);
         Ok(())
     })
 }
@@ -261,7 +261,7 @@ extern "C" fn dcl_shuffle_set_reshape_dimensions(layer: Handle<CLayer>, dims: In
             Some(dims) => Some(dims.as_slice()?.to_vec()),
             None => None,
         };
-        layer.change_shuffle(|shuffle| shuffle.set_reshape_dims(dims))
+        layer.change_shuffle(|shuffle| shuffle.reshape_dims = dims)
     })
 }
 
@@ -271,7 +271,7 @@ extern "C" fn dcl_shuffle_get_second_transpose(
     permutation: OutPointer<i32>,
     nb_dims: OutPointer<i32>,
 ) -> Status {
-    call(|| get_transpose(layer, Shuffle::second_transpose, permutation, nb_dims))
+    call(|| get_transpose(layer, |shuffle| shuffle.second_transpose.as_deref(), permutation, nb_dims))
 }
 
 #[unsafe(no_mangle)]
@@ -282,7 +282,7 @@ extern "C" fn dcl_shuffle_set_second_transpose(
 ) -> Status {
     call(|| {
         let (layer, transpose) = (layer.get()?, transpose(&permutation, nb_dims)?);
-        layer.change_shuffle(|shuffle| shuffle.set_second_transpose(transpose))
+        layer.change_shuffle(|shuffle| shuffle.second_transpose = transpose)
     })
 }
 
@@ -357,7 +357,7 @@ extern "C" fn dcl_constant_set_weights(
         let value = constant(data_type, &dims, &weights, byte_len)?;
         layer.change(|layer| match layer.body_mut() {
             LayerBody::Constant(constant) => {
-                constant.set_value(value);
+                constant.value = value.into();
                 Ok(())
             }
             _ => Err(is_not(layer, "a Constant layer")),

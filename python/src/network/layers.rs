@@ -136,8 +136,8 @@ impl Layer {
         self.read(py, |layer| match layer.body() {
             LayerBody::Shuffle(layer) => {
                 let shuffle = layer.shuffle();
-                let reshape = shuffle.reshape_dims().map(<[i64]>::to_vec);
-                Ok((dims_of(shuffle.first_transpose()), reshape, dims_of(shuffle.second_transpose())))
+                let reshape = shuffle.reshape_dims.clone();
+                Ok((dims_of(shuffle.first_transpose.as_deref()), reshape, dims_of(shuffle.second_transpose.as_deref())))
             }
             _ => other_kind(layer),
         })
@@ -148,9 +148,9 @@ impl Layer {
         self.change(py, |layer| match layer.body_mut() {
             LayerBody::Shuffle(layer) => {
                 let mut shuffle = layer.shuffle().clone();
-                shuffle.set_first_transpose(permutation(first));
-                shuffle.set_reshape_dims(reshape);
-                shuffle.set_second_transpose(permutation(second));
+                shuffle.first_transpose = permutation(first);
+                shuffle.reshape_dims = reshape;
+                shuffle.second_transpose = permutation(second);
                 layer.set_shuffle(shuffle)
             }
             _ => other_kind(layer),

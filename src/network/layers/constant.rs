@@ -13,23 +13,8 @@ use crate::shape::{Dims, Shape};
 /// See [`Network::add_constant`].
 #[derive(Clone, Debug)]
 pub struct ConstantLayer {
-    value: Arc<Buffer>,
-}
-
-impl ConstantLayer {
-    pub(crate) fn new(value: Buffer) -> Self {
-        ConstantLayer { value: Arc::new(value) }
-    }
-
-    /// The value.
-    pub fn value(&self) -> &Buffer {
-        &self.value
-    }
-
-    /// Sets the value. Its type and shape may differ from those of the value before.
-    pub fn set_value(&mut self, value: Buffer) {
-        self.value = Arc::new(value);
-    }
+    /// The value. Another one may have another type and shape.
+    pub value: Arc<Buffer>,
 }
 
 impl LayerOp for ConstantLayer {
@@ -78,6 +63,6 @@ impl Network {
     ///
     /// None so far.
     pub fn add_constant_buffer(&mut self, buffer: Buffer) -> Result<TensorId> {
-        self.add_layer(LayerBody::Constant(ConstantLayer::new(buffer)), &[])
+        self.add_layer(LayerBody::Constant(ConstantLayer { value: Arc::new(buffer) }), &[])
     }
 }

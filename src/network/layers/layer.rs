@@ -1,7 +1,6 @@
 //! A layer of a network: its name, its inputs and outputs, and what it is.
 
 use super::LayerBody;
-use crate::data_type::DataType;
 use crate::dist_collective::{DistCollectiveLayer, Info};
 use crate::error::{Result, bail, error};
 use crate::network::TensorId;
@@ -27,12 +26,6 @@ impl Layer {
     /// Whether the layer has as many inputs and outputs as its kind needs.
     pub(crate) fn has_right_arity(&self) -> bool {
         self.body.op().has_arity(self.inputs.len(), self.outputs.len())
-    }
-
-    /// The types of the outputs, from the types of the inputs. `None` if the layer cannot have such
-    /// inputs.
-    pub(crate) fn output_types(&self, inputs: &[DataType]) -> Option<Vec<DataType>> {
-        self.has_right_arity().then(|| self.body.op().output_types(inputs).ok()).flatten()
     }
 
     fn info(&self) -> &Info {

@@ -30,72 +30,45 @@ use crate::shape::{Dims, MAX_DIMS, Shape};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "a shuffle does nothing until it is added to a network"]
 pub struct Shuffle {
-    first: Option<Vec<u8>>,
-    reshape: Option<Vec<i64>>,
-    second: Option<Vec<u8>>,
+    /// The first transpose.
+    pub first_transpose: Option<Vec<u8>>,
+    /// The dimensions of the reshape.
+    pub reshape_dims: Option<Vec<i64>>,
+    /// The second transpose.
+    pub second_transpose: Option<Vec<u8>>,
 }
 
 impl Shuffle {
     /// A transpose: dimension `i` of the output is dimension `permutation[i]` of the input.
     pub fn transpose(permutation: impl Into<Vec<u8>>) -> Self {
-        Shuffle { first: Some(permutation.into()), ..Shuffle::default() }
+        Shuffle { first_transpose: Some(permutation.into()), ..Shuffle::default() }
     }
 
     /// A reshape.
     pub fn reshape(dims: impl Into<Vec<i64>>) -> Self {
-        Shuffle { reshape: Some(dims.into()), ..Shuffle::default() }
+        Shuffle { reshape_dims: Some(dims.into()), ..Shuffle::default() }
     }
 
     /// Reshapes after the first transpose.
     pub fn then_reshape(mut self, dims: impl Into<Vec<i64>>) -> Self {
-        self.reshape = Some(dims.into());
+        self.reshape_dims = Some(dims.into());
         self
     }
 
     /// Transposes after the reshape.
     pub fn then_transpose(mut self, permutation: impl Into<Vec<u8>>) -> Self {
-        self.second = Some(permutation.into());
+        self.second_transpose = Some(permutation.into());
         self
     }
 
-    /// The first transpose.
-    pub fn first_transpose(&self) -> Option<&[u8]> {
-        self.first.as_deref()
-    }
-
-    /// The dimensions of the reshape.
-    pub fn reshape_dims(&self) -> Option<&[i64]> {
-        self.reshape.as_deref()
-    }
-
-    /// The second transpose.
-    pub fn second_transpose(&self) -> Option<&[u8]> {
-        self.second.as_deref()
-    }
-
-    /// Sets the first transpose.
-    pub fn set_first_transpose(&mut self, permutation: Option<Vec<u8>>) {
-        self.first = permutation;
-    }
-
-    /// Sets the dimensions of the reshape.
-    pub fn set_reshape_dims(&mut self, dims: Option<Vec<i64>>) {
-        self.reshape = dims;
-    }
-
-    /// Sets the second transpose.
-    pub fn set_second_transpose(&mut self, permutation: Option<Vec<u8>>) {
-        self.second = permutation;
-    }
-
     fn check(&self) -> Result<()> {
-        for permutation in [&self.first, &self.second].into_iter().flatten() {
+        for permutation in [&self.first_transpose, &self.second_transpose].into_iter().flatten() {
             let len = permutation.len();
             if !(0..len).all(|d| permutation.contains(&(d as u8))) || len > MAX_DIMS {
                 bail!(InvalidArgument, "{permutation:?} is not a permutation of 0 to {}", len.saturating_sub(1));
             }
         }
-        if let Some(dims) = &self.reshape {
+        if let Some(dims) = &self.reshape_dims {
             Dims::new(dims)?;
             if dims.iter().filter(|&&d| d == -1).count() > 1 {
                 bail!(InvalidArgument, "reshape {dims:?} has more than one -1; one dimension can be inferred");
@@ -106,15 +79,15 @@ impl Shuffle {
 
     /// The steps for an input of this shape.
     fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
-        let transposed = permuted(input, self.first.as_deref())?;
-        let reshaped = match &self.reshape {
+        let transposed = permuted(input, self.first_transpose.as_deref())?;
+        let reshaped = match &self.reshape_dims {
             None => transposed,
             Some(dims) => reshaped(&transposed, dims)?,
         };
-        let output = permuted(&reshaped, self.second.as_deref())?;
+        let output = permuted(&reshaped, self.second_transpose.as_deref())?;
         Ok(ShuffleSteps {
-            first: moving(self.first.as_deref(), input),
-            second: moving(self.second.as_deref(), &reshaped),
+            first: moving(self.first_transpose.as_deref(), input),
+            second: moving(self.second_transpose.as_deref(), &reshaped),
             output,
         })
     }
@@ -123,7 +96,7 @@ impl Shuffle {
     fn transposes(&self) -> [bool; 2] {
         let moves =
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
-        [moves(&self.first), moves(&self.second)]
+        [moves(&self.first_transpose), moves(&self.second_transpose)]
     }
 }
 

@@ -156,9 +156,9 @@ impl Local {
         match self {
             Local::Shuffle { first, reshape, second } => {
                 let mut shuffle = Shuffle::default();
-                shuffle.set_first_transpose(first.clone());
-                shuffle.set_reshape_dims(reshape.clone());
-                shuffle.set_second_transpose(second.clone());
+                shuffle.first_transpose = first.clone();
+                shuffle.reshape_dims = reshape.clone();
+                shuffle.second_transpose = second.clone();
                 network.add_shuffle(inputs[0], shuffle)
             }
             Local::Cast(to) => network.add_cast(inputs[0], *to),
