@@ -186,7 +186,7 @@ impl Bindings {
         stream: &Stream,
     ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         let ExecutionContext { engine, setup, runs, timeout, .. } = context;
-        if let Err(error) = self.check(engine, setup, stream) {
+        if let Err(error) = self.check(&engine.inner, setup, stream) {
             return Err(EnqueueError::new(setup.binding.on_rank(error), self));
         }
         let deadline = setup.binding.deadline(*timeout);

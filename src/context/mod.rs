@@ -22,7 +22,7 @@ use run::{RunIo, run};
 use shapes::Shapes;
 
 use crate::comm::Communicator;
-use crate::engine::{Engine, EngineInner, IoMode, IoTensor};
+use crate::engine::{Engine, IoMode};
 use crate::error::{Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
@@ -41,7 +41,7 @@ use crate::stream::{EnqueueError, Stream, Work};
 ///
 /// Leaking or dropping a context during a run is sound: the work keeps what it needs.
 pub struct ExecutionContext {
-    engine: Arc<EngineInner>,
+    engine: Engine,
     setup: Arc<Setup>,
     /// The index of the optimization profile.
     profile: usize,
@@ -108,31 +108,22 @@ impl Engine {
     ///
     /// More memory than there is.
     pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
-        ExecutionContext::new(Arc::clone(&self.inner), options)
+        ExecutionContext::new(self.clone(), options)
     }
 }
 
 impl ExecutionContext {
-    pub(crate) fn new(engine: Arc<EngineInner>, options: ContextOptions) -> Result<Self> {
-        let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine))?);
-        let shapes = Arc::new(Shapes::of_static_inputs(&engine)?);
-        let scratch = RunIo::for_engine(&engine);
+    fn new(engine: Engine, options: ContextOptions) -> Result<Self> {
+        let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine.inner))?);
+        let shapes = Arc::new(Shapes::of_static_inputs(&engine.inner)?);
+        let scratch = RunIo::for_engine(&engine.inner);
         let (setup, profile, runs) = (Arc::new(Setup { binding, shapes }), 0, Arc::new(()));
         Ok(ExecutionContext { engine, setup, profile, runs, timeout: None, options, scratch })
     }
 
-    /// The inputs, then the outputs.
-    pub fn io_tensors(&self) -> &[IoTensor] {
-        &self.engine.io
-    }
-
-    /// The input or output with this name.
-    ///
-    /// # Errors
-    ///
-    /// There is none.
-    pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
-        Ok(&self.engine.io[self.engine.io_index(name)?])
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// Sets the communicator on which the layers run. Collective: every rank of the communicator
@@ -151,7 +142,7 @@ impl ExecutionContext {
     /// - See the contract of [`Communicator`].
     pub fn set_communicator(&mut self, communicator: &Communicator) -> Result<()> {
         let deadline = communicator.deadline();
-        let bind = || CommunicatorBinding::to(Arc::clone(&self.engine), communicator, self.options, deadline);
+        let bind = || CommunicatorBinding::to(Arc::clone(&self.engine.inner), communicator, self.options, deadline);
         let binding = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, bind);
         self.setup = Arc::new(Setup { binding: Arc::new(binding?), shapes: Arc::clone(&self.setup.shapes) });
         Ok(())
@@ -186,18 +177,13 @@ impl ExecutionContext {
     /// - [`NotReady`](crate::ErrorKind::NotReady): enqueued work of the context runs. On a CUDA
     ///   stream, work counts until it has been waited for, or if it was dropped until it has ended.
     pub fn set_optimization_profile(&mut self, profile: usize) -> Result<()> {
-        self.engine.check_profile(profile)?;
+        self.engine.inner.check_profile(profile)?;
         if Arc::strong_count(&self.runs) > 1 {
             bail!(NotReady, "enqueued work of the context is not done; wait for it before you choose another profile");
         }
-        self.set_shapes(Shapes::of_static_inputs(&self.engine)?);
+        self.set_shapes(Shapes::of_static_inputs(&self.engine.inner)?);
         self.profile = profile;
         Ok(())
-    }
-
-    /// The number of optimization profiles of the engine.
-    pub fn optimization_profile_count(&self) -> usize {
-        self.engine.network.implied_profile_count()
     }
 
     /// The index of the optimization profile.
@@ -224,16 +210,17 @@ impl ExecutionContext {
     ///
     /// As [`set_input_shape`](Self::set_input_shape).
     pub fn set_input_shapes(&mut self, shapes: &[(&str, Dims)]) -> Result<()> {
+        let engine = &self.engine.inner;
         let mut inputs = self.setup.shapes.inputs.clone();
         for (name, dims) in shapes {
             let about = |e: crate::Error| e.about(|| format!("input {name:?}"));
-            let index = self.engine.io_index(name)?;
-            let [min, _, max] = self.engine.input_points(&self.engine.io[index], self.profile).map_err(about)?;
+            let index = engine.io_index(name)?;
+            let [min, _, max] = engine.input_points(&engine.io[index], self.profile).map_err(about)?;
             let shape = dims.to_shape().map_err(about)?;
             let (d, min_d, max_d) = (shape.as_slice(), min.as_slice(), max.as_slice());
             let inside = d.len() == min_d.len() && (0..d.len()).all(|i| (min_d[i]..=max_d[i]).contains(&d[i]));
             if !inside {
-                let profile = match self.engine.network.profile_count {
+                let profile = match engine.network.profile_count {
                     0 | 1 => "its profile".to_owned(),
                     _ => format!("optimization profile {}", self.profile),
                 };
@@ -242,7 +229,7 @@ impl ExecutionContext {
             }
             inputs[index] = Some(shape);
         }
-        self.set_shapes(Shapes::infer(&self.engine, inputs)?);
+        self.set_shapes(Shapes::infer(engine, inputs)?);
         Ok(())
     }
 
@@ -256,14 +243,14 @@ impl ExecutionContext {
     ///
     /// No such tensor; a dynamic input without a shape.
     pub fn tensor_shape(&self, name: &str) -> Result<Shape> {
-        let io = &self.engine.io[self.engine.io_index(name)?];
-        Ok(self.setup.shapes.tensors(&self.engine)?[io.tensor.index()])
+        let io = self.engine.io_tensor(name)?;
+        Ok(self.setup.shapes.tensors(&self.engine.inner)?[io.tensor.index()])
     }
 
     /// Empty bindings for [`enqueue`](Self::enqueue), for any number of runs. With several
     /// bindings, runs can be enqueued before the first has ended.
     pub fn create_bindings(&self) -> Bindings {
-        Bindings::new(Arc::clone(&self.engine))
+        Bindings::new(Arc::clone(&self.engine.inner))
     }
 
     /// Runs the engine on borrowed tensors, on this thread, and blocks. An input that is not read
@@ -318,11 +305,11 @@ impl ExecutionContext {
     ) -> Result<()> {
         for (name, view) in inputs {
             let raw = *view.map_err(|e| e.about(|| format!("input {name:?}")))?.raw();
-            self.scratch.bind(&self.engine, name, IoMode::Input, raw)?;
+            self.scratch.bind(&self.engine.inner, name, IoMode::Input, raw)?;
         }
         for (name, view) in outputs {
             let raw = *view.map_err(|e| e.about(|| format!("output {name:?}")))?.raw();
-            self.scratch.bind(&self.engine, name, IoMode::Output, raw)?;
+            self.scratch.bind(&self.engine.inner, name, IoMode::Output, raw)?;
         }
         Ok(())
     }
@@ -344,7 +331,7 @@ impl ExecutionContext {
 
 impl fmt::Debug for ExecutionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint, self.setup.binding.communicator)
+        write!(f, "ExecutionContext({}, {:?})", self.engine.fingerprint(), self.setup.binding.communicator)
     }
 }
 

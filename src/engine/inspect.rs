@@ -5,7 +5,7 @@ mod dot;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::Serializer;
 use serde_json::{Value, json};
 
 use super::memory::{Location, Region};
@@ -161,12 +161,6 @@ impl Inspection {
             )?;
         }
         writeln!(f, "  {} bytes of constants", self.constant_bytes())
-    }
-}
-
-impl Serialize for Inspection {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.to_json().serialize(serializer)
     }
 }
 

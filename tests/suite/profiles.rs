@@ -176,7 +176,7 @@ fn a_context_runs_with_one_profile_at_a_time() {
             assert_eq!(y, vec![6; rows * 2]);
             Ok(())
         };
-        assert_eq!((context.optimization_profile(), context.optimization_profile_count()), (0, 2));
+        assert_eq!((context.optimization_profile(), context.engine().optimization_profile_count()), (0, 2));
         run(&mut context, 3)?;
         expect(
             context.set_input_shape("x", [16, 2]),

@@ -73,9 +73,7 @@ impl Object for CExecutionContext {
 
 impl State {
     fn index(&self, name: &str) -> Result<usize> {
-        let tensors = self.context.io_tensors();
-        let tensor = self.context.io_tensor(name)?;
-        Ok(tensors.iter().position(|other| std::ptr::eq(other, tensor)).expect("the tensor is one of them"))
+        Ok(self.context.engine().io_index(name)?)
     }
 
     /// Returns bindings with the current addresses. Runs may overlap, so each has bindings of its
@@ -87,7 +85,7 @@ impl State {
         if version == self.version {
             return Ok(bindings);
         }
-        for (io, address) in self.context.io_tensors().iter().zip(&self.addresses) {
+        for (io, address) in self.context.engine().io_tensors().iter().zip(&self.addresses) {
             let start = std::ptr::with_exposed_provenance_mut(address.start);
             // SAFETY: the header requires memory that stays valid until every run has ended that
             // was enqueued while it was bound.
@@ -113,7 +111,7 @@ extern "C" fn dcl_engine_create_execution_context(
             _ => ContextOptions::default().cuda_graph(true),
         };
         let made = engine.engine.create_execution_context_with(options)?;
-        let addresses = vec![Address::default(); made.io_tensors().len()];
+        let addresses = vec![Address::default(); made.engine().io_tensors().len()];
         let state = State { context: made, addresses, version: UNBOUND + 1, free: Arc::default() };
         context.set(Handle::new(CExecutionContext { state: TryRwLock::new(state) }));
         Ok(())
@@ -154,7 +152,7 @@ extern "C" fn dcl_execution_context_set_optimization_profile(
     call(|| {
         let context = context.get()?;
         let context = &mut context.state.write()?.context;
-        let profile = index("optimization profile", profile_index, context.optimization_profile_count())?;
+        let profile = index("optimization profile", profile_index, context.engine().optimization_profile_count())?;
         context.set_optimization_profile(profile)?;
         Ok(())
     })

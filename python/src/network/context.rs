@@ -81,7 +81,7 @@ impl Memory {
 
     /// The memory for a tensor of this shape.
     fn place(&self, context: &ExecutionContext, index: usize, space: MemorySpace) -> Result<Place, Error> {
-        let io = &context.io_tensors()[index];
+        let io = &context.engine().io_tensors()[index];
         let shape = context.tensor_shape(&io.name)?;
         let (address, space) = match self {
             Memory::Address(address) => (std::ptr::with_exposed_provenance_mut(*address), space),
@@ -99,14 +99,12 @@ impl Memory {
 
 impl State {
     fn index(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
-        let io = checked(py, self.context.io_tensor(name))?;
-        let found = self.context.io_tensors().iter().position(|other| other.name == io.name);
-        Ok(found.unwrap_or_default())
+        checked(py, self.context.engine().io_index(name))
     }
 
     /// The tensor of an argument in this memory, which fits an input or output.
     fn tensor(&self, index: usize, object: &Bound<'_, PyAny>, space: MemorySpace) -> PyResult<Tensor> {
-        let io = &self.context.io_tensors()[index];
+        let io = &self.context.engine().io_tensors()[index];
         let access = if io.mode == IoMode::Input { Access::Read } else { Access::Write };
         let tensor = Tensor::of(object, &io.name, access, space)?;
         let data_type = known_type(&tensor, &io.name)?;
@@ -167,7 +165,7 @@ impl State {
 
 impl Context {
     pub(super) fn new(context: ExecutionContext) -> Self {
-        let set = context.io_tensors().iter().map(|_| None).collect();
+        let set = context.engine().io_tensors().iter().map(|_| None).collect();
         Context { state: Mutex::new(State { context, set }) }
     }
 
@@ -283,7 +281,7 @@ impl Context {
         let mut state = self.state(py)?;
         let State { context, set } = &*state;
         let space = state.space();
-        for (io, memory) in context.io_tensors().iter().zip(set) {
+        for (io, memory) in context.engine().io_tensors().iter().zip(set) {
             if let Some(Memory::Tensor(tensor, _)) = memory
                 && tensor.has_moved(py)?
             {
