@@ -1,4 +1,4 @@
-/* The structures that kernels take, by value. src/cuda/kernels.rs makes the same structures in Rust.
+/* The structures that kernels take, by value. src/cuda/kernels.rs makes the same structures.
  *
  * Addresses are multiples of the element's size. Counts are in elements. */
 #ifndef DCL_ARGUMENTS_H

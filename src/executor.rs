@@ -12,14 +12,10 @@ use crate::layout::Layout;
 use crate::memory::{Address, MemorySpace};
 use crate::util::interrupt;
 
-/// Where work is computed.
+/// Where work is computed: on the GPU of a stream, where a call enqueues it, or without a stream on
+/// the caller's thread, where it is done when the call returns.
 #[derive(Clone, Copy)]
-pub(crate) enum Executor<'a> {
-    /// On the caller's thread. The work is done when the call returns.
-    Caller,
-    /// On a GPU. The call enqueues the work.
-    Cuda(&'a Arc<CudaStream>),
-}
+pub(crate) struct Executor<'a>(pub(crate) Option<&'a Arc<CudaStream>>);
 
 /// Calls that `compute` has for the caller's thread, and a CUDA stream for its GPU.
 macro_rules! calls {
@@ -28,9 +24,9 @@ macro_rules! calls {
         pub(crate) unsafe fn $call(self, $($argument: $type),*) -> Result<()> {
             // SAFETY: the caller promises what this call asks for, as the impl block says.
             unsafe {
-                match self {
-                    Executor::Caller => compute::$call($($argument),*),
-                    Executor::Cuda(stream) => return stream.$call($($argument),*),
+                match self.0 {
+                    None => compute::$call($($argument),*),
+                    Some(stream) => return stream.$call($($argument),*),
                 }
             }
             Ok(())
@@ -46,19 +42,7 @@ macro_rules! calls {
 /// writes of the lengths that the arguments give. They are in the executor's memory and aligned to
 /// the size of their elements. Nothing else writes inputs or uses outputs. They overlap only where
 /// the call allows it.
-impl<'a> Executor<'a> {
-    pub(crate) fn of(stream: Option<&'a Arc<CudaStream>>) -> Self {
-        stream.map_or(Executor::Caller, Executor::Cuda)
-    }
-
-    /// The CUDA stream, if it is one.
-    pub(crate) fn stream(self) -> Option<&'a Arc<CudaStream>> {
-        match self {
-            Executor::Caller => None,
-            Executor::Cuda(stream) => Some(stream),
-        }
-    }
-
+impl Executor<'_> {
     /// Copies `byte_len` bytes between memories of any kind. Both addresses may be the same.
     pub(crate) unsafe fn copy(self, from: Address, to: Address, byte_len: usize, deadline: Instant) -> Result<()> {
         let (source, target) = (from.pointer, to.pointer);
@@ -67,25 +51,25 @@ impl<'a> Executor<'a> {
         }
         // SAFETY: the caller promises both ranges, and each address is in the memory that it names.
         unsafe {
-            match (self, from.space, to.space) {
-                (Executor::Caller, MemorySpace::Host, MemorySpace::Host) => {
+            match (self.0, from.space, to.space) {
+                (None, MemorySpace::Host, MemorySpace::Host) => {
                     compute::copy(source, target, byte_len);
                     Ok(())
                 }
-                (Executor::Caller, MemorySpace::Host, MemorySpace::Cuda(to)) => {
+                (None, MemorySpace::Host, MemorySpace::Cuda(to)) => {
                     Device::open(to)?.write(std::slice::from_raw_parts(source, byte_len), target)
                 }
-                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Host) => {
+                (None, MemorySpace::Cuda(from), MemorySpace::Host) => {
                     Device::open(from)?.read(source, std::slice::from_raw_parts_mut(target, byte_len))
                 }
-                (Executor::Caller, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (None, MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     // After an error the GPU might still use the memory.
                     let _mask = interrupt::mask();
                     let stream = CudaStream::new(&Device::open(from)?)?;
                     stream.copy(source, target, byte_len)?;
                     stream.synchronize(deadline, || Ok(()))
                 }
-                (Executor::Cuda(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
+                (Some(stream), MemorySpace::Cuda(from), MemorySpace::Cuda(to)) if from == to => {
                     stream.copy(source, target, byte_len)
                 }
                 (_, from, to) => bail!(InvalidBuffer, "nothing copies from {from} to {to} here"),
@@ -97,9 +81,9 @@ impl<'a> Executor<'a> {
     pub(crate) unsafe fn zero(self, to: *mut u8, byte_len: usize) -> Result<()> {
         // SAFETY: the caller promises what this call asks for, as the impl block says.
         unsafe {
-            match self {
-                Executor::Caller => to.write_bytes(0, byte_len),
-                Executor::Cuda(stream) => return stream.zero(to, byte_len),
+            match self.0 {
+                None => to.write_bytes(0, byte_len),
+                Some(stream) => return stream.zero(to, byte_len),
             }
         }
         Ok(())

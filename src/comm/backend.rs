@@ -320,7 +320,7 @@ impl<'a> Checked<'a> {
         unsafe {
             match (self.backend, self.request) {
                 (Some(backend), _) => backend.run(std::slice::from_ref(self)),
-                (None, Request { call, input, output, deadline, stream, .. }) => Executor::of(*stream)
+                (None, Request { call, input, output, deadline, stream, .. }) => Executor(*stream)
                     .copy(*input, *output, call.block_bytes(), *deadline)
                     .map_err(|e| self.request.label(e)),
             }

@@ -51,7 +51,7 @@ pub(super) unsafe fn run(
     let addresses = Addresses::of(memory);
     let layers = |stream: &Arc<CudaStream>| {
         // SAFETY: the caller's promise.
-        unsafe { EngineRun::new(binding, shapes, located, deadline, Executor::Cuda(stream), addresses).layers() }
+        unsafe { EngineRun::new(binding, shapes, located, deadline, Executor(Some(stream)), addresses).layers() }
     };
     // Where ranks tell each other what becomes of the run.
     let control = communicator.as_backend().control().filter(|_| binding.graphs.is_collective);

@@ -79,7 +79,7 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
     // SAFETY: the caller's promise.
     let result = followed.and_then(|()| unsafe {
         match gpu {
-            None => EngineRun::new(binding, shapes, io, deadline, Executor::Caller, Addresses::of(&mut regions.memory))
+            None => EngineRun::new(binding, shapes, io, deadline, Executor(None), Addresses::of(&mut regions.memory))
                 .layers(),
             Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
         }
@@ -209,7 +209,7 @@ impl<'a> EngineRun<'a> {
         Some(Request {
             label: Some(&resolved.subject),
             scratch: Some(self.addresses.scratch),
-            stream: self.executor.stream(),
+            stream: self.executor.0,
             ..Request::new(call, sides, self.deadline)
         })
     }

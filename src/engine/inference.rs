@@ -51,7 +51,10 @@ impl NetworkInput {
     /// The shapes at min, opt and max of a profile, if it has some for the input.
     pub(crate) fn points(&self, profile: usize) -> Result<Option<[Shape; 3]>> {
         match self.profiles.get(profile) {
-            Some(Some(shapes)) => shapes.points().map(Some),
+            Some(Some(shapes)) => {
+                let [min, opt, max] = shapes.each_ref().map(Dims::to_shape);
+                Ok(Some([min?, opt?, max?]))
+            }
             _ if self.dims.is_dynamic() => Ok(None),
             _ => self.dims.to_shape().map(|shape| Some([shape; 3])),
         }

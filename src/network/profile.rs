@@ -2,45 +2,33 @@
 
 use super::{Network, TensorId, TensorSource};
 use crate::error::{Error, Result, bail};
-use crate::shape::{Dims, Shape};
+use crate::shape::Dims;
 use crate::util::text::count_of;
 
 /// The most profiles of a network. Building checks every layer at three shapes of each.
 pub const MAX_PROFILES: usize = 64;
 
-/// The shapes of one input in one profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct InputProfile {
-    min: Dims,
-    opt: Dims,
-    max: Dims,
-}
+/// The shapes of one input in one profile: min, opt and max.
+pub(crate) type InputProfile = [Dims; 3];
 
-impl InputProfile {
-    /// min, opt and max as shapes.
-    pub(crate) fn points(&self) -> Result<[Shape; 3]> {
-        Ok([self.min.to_shape()?, self.opt.to_shape()?, self.max.to_shape()?])
-    }
-
-    /// Checks the shapes of an input with these dimensions.
-    fn check(&self, dims: &Dims) -> Result<()> {
-        let InputProfile { min, opt, max } = self;
-        for point in [min, opt, max] {
-            if point.is_dynamic() {
-                bail!(InvalidArgument, "{point} in a profile has a dimension of -1");
-            }
-            let fits = point.dim_count() == dims.dim_count()
-                && dims.as_slice().iter().zip(point.as_slice()).all(|(&d, &p)| d == -1 || d == p);
-            if !fits {
-                bail!(InvalidArgument, "{point} in a profile does not fit the input's dimensions {dims}");
-            }
+/// Checks the shapes of an input with these dimensions.
+fn check(points: &InputProfile, dims: &Dims) -> Result<()> {
+    for point in points {
+        if point.is_dynamic() {
+            bail!(InvalidArgument, "{point} in a profile has a dimension of -1");
         }
-        let ordered = |a: &Dims, b: &Dims| a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| a <= b);
-        if !ordered(min, opt) || !ordered(opt, max) {
-            bail!(InvalidArgument, "a profile has min <= opt <= max in each dimension, not {min}, {opt}, {max}");
+        let fits = point.dim_count() == dims.dim_count()
+            && dims.as_slice().iter().zip(point.as_slice()).all(|(&d, &p)| d == -1 || d == p);
+        if !fits {
+            bail!(InvalidArgument, "{point} in a profile does not fit the input's dimensions {dims}");
         }
-        Ok(())
     }
+    let ordered = |a: &Dims, b: &Dims| a.as_slice().iter().zip(b.as_slice()).all(|(a, b)| a <= b);
+    let [min, opt, max] = points;
+    if !ordered(min, opt) || !ordered(opt, max) {
+        bail!(InvalidArgument, "a profile has min <= opt <= max in each dimension, not {min}, {opt}, {max}");
+    }
+    Ok(())
 }
 
 impl Network {
@@ -105,7 +93,7 @@ impl Network {
         }
         let name = self.check_tensor(input)?.name.clone();
         let [min, opt, max] = [min, opt, max].map(|dims| dims.try_into().map_err(Into::into));
-        let shapes = || Ok(InputProfile { min: min?, opt: opt?, max: max? });
+        let shapes = || Ok([min?, opt?, max?]);
         let result = shapes().and_then(|shapes| self.store_profile(profile, input, shapes));
         result.map_err(|error| error.about(|| format!("input {name:?}")))
     }
@@ -114,7 +102,7 @@ impl Network {
         let TensorSource::Input(input) = &mut self.tensors[input.index()].source else {
             bail!(InvalidArgument, "the tensor is the output of a layer; profiles are for inputs");
         };
-        shapes.check(&input.dims)?;
+        check(&shapes, &input.dims)?;
         if input.profiles.len() <= profile {
             input.profiles.resize(profile + 1, None);
         }
@@ -158,7 +146,7 @@ impl Network {
                 let (name, count) = (&self.tensors[id.index()].name, count_of(self.profile_count, "profile"));
                 bail!(InvalidArgument, "input {name:?} has shapes for more than {count}");
             }
-            input.profiles.iter().flatten().try_for_each(|shapes| shapes.check(&input.dims))?;
+            input.profiles.iter().flatten().try_for_each(|shapes| check(shapes, &input.dims))?;
         }
         Ok(())
     }

@@ -10,10 +10,23 @@ use crate::rank::Rank;
 /// The result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for programs. The text of an [`Error`] is for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident,)+) => {
+        /// What went wrong, for programs. The text of an [`Error`] is for people.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum ErrorKind {
+            $($(#[$doc])* $kind,)+
+        }
+
+        impl ErrorKind {
+            /// All of them.
+            pub const ALL: [ErrorKind; [$(stringify!($kind)),+].len()] = [$(ErrorKind::$kind),+];
+        }
+    };
+}
+
+kinds! {
     /// An argument is wrong by itself, with any network and communicator.
     InvalidArgument,
     /// The network breaks rules. [`Error::mistakes`] lists every place.
@@ -46,28 +59,6 @@ pub enum ErrorKind {
     Plugin,
     /// The operating system, or a library of the system, refused something.
     System,
-}
-
-impl ErrorKind {
-    /// All of them.
-    pub const ALL: [ErrorKind; 16] = [
-        ErrorKind::InvalidArgument,
-        ErrorKind::InvalidNetwork,
-        ErrorKind::InvalidPlan,
-        ErrorKind::InvalidShape,
-        ErrorKind::InvalidBuffer,
-        ErrorKind::InvalidCommunicator,
-        ErrorKind::NotAMember,
-        ErrorKind::NotReady,
-        ErrorKind::Unsupported,
-        ErrorKind::Disagreement,
-        ErrorKind::DeadlineExceeded,
-        ErrorKind::PeerLost,
-        ErrorKind::Aborted,
-        ErrorKind::Interrupted,
-        ErrorKind::Plugin,
-        ErrorKind::System,
-    ];
 }
 
 /// An error of this crate.

@@ -7,8 +7,8 @@ use crate::error::{Error, ErrorKind};
 /// has discriminants, which are the numbers.
 ///
 /// - `or none` behind the enum: `from_number` gives an `Option`, which is `None` for its
-///   `NONE_NUMBER`, and the enum implements `FromStr` itself.
-/// - `names` before the enum leaves out `from_number` and `FromStr`.
+///   `NONE_NUMBER`, and there is no `FromStr`.
+/// - `names` before the enum leaves out `from_number` and `FromStr`, `text` all but `FromStr`.
 ///
 /// ```
 /// #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,6 +59,17 @@ macro_rules! numbered {
             }
         }
     };
+    (text $enum:ident, $what:literal) => {
+        impl ::std::str::FromStr for $enum {
+            type Err = $crate::error::Error;
+
+            /// Reads a name in upper or lower case.
+            fn from_str(text: &str) -> $crate::error::Result<Self> {
+                let known = || Self::ALL.map(Self::name);
+                Self::with_name(text).ok_or_else(|| $crate::numbered::unknown_name($what, text, &known()))
+            }
+        }
+    };
     ($enum:ident or none, $what:literal: $($variant:ident $name:literal),+ $(,)?) => {
         $crate::numbered!(names $enum: $($variant $name),+);
 
@@ -96,15 +107,7 @@ macro_rules! numbered {
             }
         }
 
-        impl ::std::str::FromStr for $enum {
-            type Err = $crate::error::Error;
-
-            /// Reads a name in upper or lower case.
-            fn from_str(text: &str) -> $crate::error::Result<Self> {
-                let known = || Self::ALL.map(Self::name);
-                Self::with_name(text).ok_or_else(|| $crate::numbered::unknown_name($what, text, &known()))
-            }
-        }
+        $crate::numbered!(text $enum, $what);
     };
 }
 

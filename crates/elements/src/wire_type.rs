@@ -1,13 +1,9 @@
 //! The type in which elements of float32 travel between ranks.
 
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 
 use crate::data_type::DataType;
-use crate::error::{Error, Result};
 use crate::numbered;
-use crate::numbered::unknown_name;
 
 /// The transport type of a collective on float32 tensors: its elements travel in half of the bytes.
 /// It is an option of eager calls (`Communicator::with_wire_type`) and of layers
@@ -50,6 +46,7 @@ pub enum WireType {
 }
 
 numbered!(WireType or none, "a transport type": Float16 "float16", Bfloat16 "bfloat16");
+numbered!(text WireType, "a transport type");
 
 impl WireType {
     /// The number of "no transport type": elements travel as they are.
@@ -62,14 +59,5 @@ impl WireType {
             WireType::Float16 => DataType::Float16,
             WireType::Bfloat16 => DataType::Bfloat16,
         }
-    }
-}
-
-impl FromStr for WireType {
-    type Err = Error;
-
-    /// Reads a name in upper or lower case.
-    fn from_str(text: &str) -> Result<Self> {
-        Self::with_name(text).ok_or_else(|| unknown_name("a transport type", text, &Self::ALL.map(Self::name)))
     }
 }

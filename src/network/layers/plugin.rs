@@ -125,7 +125,7 @@ pub struct PluginCall<'a> {
 impl<'a> PluginCall<'a> {
     /// The CUDA stream (a `CUstream`) on which to compute. `None` on the host.
     pub fn cuda_stream(&self) -> Option<*mut c_void> {
-        self.run.executor.stream().map(|stream| stream.as_ptr())
+        self.run.executor.0.map(|stream| stream.as_ptr())
     }
 
     fn raw(&self, tensors: &[TensorId], index: usize) -> Option<RawTensor> {
