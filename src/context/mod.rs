@@ -57,8 +57,12 @@ pub struct ExecutionContext {
 /// How a context runs; see
 /// [`Engine::create_execution_context_with`](crate::Engine::create_execution_context_with).
 #[derive(Clone, Copy, Debug, Default)]
-#[non_exhaustive]
 pub struct ContextOptions {
+    cuda_graph: bool,
+    graphs_without_agreement: bool,
+}
+
+impl ContextOptions {
     /// On GPUs, the second run with the same shapes and memory is recorded into a CUDA graph, and
     /// later ones replay it. A context keeps several graphs, so that buffers may alternate; see
     /// [`cuda_graphs`](ExecutionContext::cuda_graphs). Plugins have to enqueue the same work every
@@ -70,22 +74,15 @@ pub struct ContextOptions {
     /// without waiting; if another rank has bound new buffers for that run, every rank gets a
     /// [`Disagreement`](crate::ErrorKind::Disagreement). So bind the same buffers again in the same
     /// runs on every rank.
-    pub cuda_graph: bool,
-    /// Records runs also where ranks cannot agree on it, because they have no host communicator
-    /// beside NCCL's: ranks of several machines, and a borrowed communicator. Ranks that do not
-    /// bind the same buffers again in the same runs then wait for each other until the deadline, or
-    /// compute wrong results. Without this option such a context records nothing.
-    pub graphs_without_agreement: bool,
-}
-
-impl ContextOptions {
-    /// Sets [`cuda_graph`](Self::cuda_graph).
     pub fn cuda_graph(mut self, cuda_graph: bool) -> Self {
         self.cuda_graph = cuda_graph;
         self
     }
 
-    /// Sets [`graphs_without_agreement`](Self::graphs_without_agreement).
+    /// Records runs also where ranks cannot agree on it, because they have no host communicator
+    /// beside NCCL's: ranks of several machines, and a borrowed communicator. Ranks that do not
+    /// bind the same buffers again in the same runs then wait for each other until the deadline, or
+    /// compute wrong results. Without this option such a context records nothing.
     pub fn graphs_without_agreement(mut self, graphs_without_agreement: bool) -> Self {
         self.graphs_without_agreement = graphs_without_agreement;
         self

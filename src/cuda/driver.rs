@@ -10,15 +10,14 @@ use crate::error::{Result, bail, error};
 /// Loads the driver, once.
 pub(super) fn load() -> Result<()> {
     static LOADED: OnceLock<Result<()>> = OnceLock::new();
+    let initialize = || {
+        find()?;
+        // SAFETY: `find` has just found the function.
+        check("cuInit", unsafe { sys::cuInit(0) })?;
+        super::helper::settle_at_exit();
+        Ok(())
+    };
     LOADED.get_or_init(initialize).clone()
-}
-
-fn initialize() -> Result<()> {
-    find()?;
-    // SAFETY: `find` has just found the function.
-    check("cuInit", unsafe { sys::cuInit(0) })?;
-    super::helper::settle_at_exit();
-    Ok(())
 }
 
 /// Looks all functions up. This works without a GPU too.

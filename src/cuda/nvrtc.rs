@@ -79,18 +79,15 @@ pub(super) fn compile(source: &str, capability: (i32, i32)) -> Result<Vec<u8>> {
 
 /// The messages of the compiler.
 fn log(program: &Program) -> String {
-    let mut len = 0;
+    let (mut len, mut text) = (0, Vec::new());
     // SAFETY: the program is alive, and the buffer has the length that NVRTC gave.
     unsafe {
-        if sys::nvrtcGetProgramLogSize(program.0, &mut len) != nvrtcResult::NVRTC_SUCCESS {
-            return String::new();
+        if sys::nvrtcGetProgramLogSize(program.0, &mut len) == nvrtcResult::NVRTC_SUCCESS {
+            text = vec![0u8; len];
+            let _ = sys::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast());
         }
-        let mut text = vec![0u8; len];
-        if sys::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast()) != nvrtcResult::NVRTC_SUCCESS {
-            return String::new();
-        }
-        String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
     }
+    String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
 }
 
 /// The part of NVRTC's interface that this module calls, with the names and types of `nvrtc.h`.

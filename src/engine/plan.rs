@@ -126,9 +126,9 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
             bytes: layer.value.as_bytes()?.to_vec(),
         },
         LayerBody::Plugin(plugin) => BodyRecord::Plugin {
-            type_name: plugin.plugin().type_name().to_owned(),
-            version: plugin.plugin().version().to_owned(),
-            bytes: plugin.plugin().serialize().map_err(|e| e.about(|| layer.subject()))?,
+            type_name: plugin.plugin.type_name().to_owned(),
+            version: plugin.plugin.version().to_owned(),
+            bytes: plugin.plugin.serialize().map_err(|e| e.about(|| layer.subject()))?,
         },
         body => BodyRecord::Plain(body.clone()),
     };

@@ -14,7 +14,7 @@ pub use id::{LayerId, TensorId};
 pub(crate) use layers::LayerRun;
 pub use layers::{
     CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, Layer, LayerBody, Plugin,
-    PluginCall, PluginLayer, PluginRegistry, Shuffle, ShuffleLayer, SliceLayer,
+    PluginCall, PluginLayer, PluginRegistry, Shuffle, SliceLayer,
 };
 use profile::InputProfile;
 pub use profile::MAX_PROFILES;

@@ -115,12 +115,12 @@ fn layers_that_move_and_convert_can_be_changed() {
     let k = network.add_constant(&[1u8], [1]).expect("a layer");
     match network.layer_of_mut(t).expect("a layer").body_mut() {
         LayerBody::Shuffle(layer) => {
-            assert_eq!(layer.shuffle().first_transpose.as_deref(), Some(&[0u8, 1][..]));
-            let shuffle = Shuffle::transpose([1, 0]).then_reshape([6]).then_transpose([0]);
-            layer.set_shuffle(shuffle).expect("a permutation");
-            assert_eq!(layer.shuffle().reshape_dims.as_deref(), Some(&[6i64][..]));
-            assert_eq!(layer.shuffle().second_transpose.as_deref(), Some(&[0u8][..]));
-            assert!(layer.set_shuffle(Shuffle::transpose([1])).is_err());
+            assert_eq!(layer.first_transpose.as_deref(), Some(&[0u8, 1][..]));
+            *layer = Shuffle::transpose([1, 0]).then_reshape([6]).then_transpose([0]);
+            layer.check().expect("a permutation");
+            assert_eq!(layer.reshape_dims.as_deref(), Some(&[6i64][..]));
+            assert_eq!(layer.second_transpose.as_deref(), Some(&[0u8][..]));
+            assert!(Shuffle::transpose([1]).check().is_err());
         }
         other => panic!("{other:?}"),
     }

@@ -24,7 +24,7 @@ impl CLayer {
 
     fn read_shuffle<R>(&self, act: impl FnOnce(&Shuffle) -> Result<R>) -> Result<R> {
         self.read(|layer| match layer.body() {
-            LayerBody::Shuffle(shuffle) => act(shuffle.shuffle()),
+            LayerBody::Shuffle(shuffle) => act(shuffle),
             _ => Err(is_not(layer, "a Shuffle layer")),
         })
     }
@@ -32,10 +32,12 @@ impl CLayer {
     /// Changes an attribute of a Shuffle layer.
     fn change_shuffle(&self, act: impl FnOnce(&mut Shuffle)) -> Result<()> {
         self.change(|layer| match layer.body_mut() {
-            LayerBody::Shuffle(shuffle_layer) => {
-                let mut shuffle = shuffle_layer.shuffle().clone();
-                act(&mut shuffle);
-                Ok(shuffle_layer.set_shuffle(shuffle)?)
+            LayerBody::Shuffle(shuffle) => {
+                let mut changed = shuffle.clone();
+                act(&mut changed);
+                changed.check()?;
+                *shuffle = changed;
+                Ok(())
             }
             _ => Err(is_not(layer, "a Shuffle layer")),
         })

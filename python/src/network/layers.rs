@@ -134,8 +134,7 @@ impl Layer {
 
     fn shuffle(&self, py: Python<'_>) -> PyResult<Shuffle> {
         self.read(py, |layer| match layer.body() {
-            LayerBody::Shuffle(layer) => {
-                let shuffle = layer.shuffle();
+            LayerBody::Shuffle(shuffle) => {
                 let reshape = shuffle.reshape_dims.clone();
                 Ok((dims_of(shuffle.first_transpose.as_deref()), reshape, dims_of(shuffle.second_transpose.as_deref())))
             }
@@ -147,11 +146,13 @@ impl Layer {
         let (first, reshape, second) = steps;
         self.change(py, |layer| match layer.body_mut() {
             LayerBody::Shuffle(layer) => {
-                let mut shuffle = layer.shuffle().clone();
+                let mut shuffle = layer.clone();
                 shuffle.first_transpose = permutation(first);
                 shuffle.reshape_dims = reshape;
                 shuffle.second_transpose = permutation(second);
-                layer.set_shuffle(shuffle)
+                shuffle.check()?;
+                *layer = shuffle;
+                Ok(())
             }
             _ => other_kind(layer),
         })

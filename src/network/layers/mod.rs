@@ -22,7 +22,7 @@ pub use elementwise::ElementWiseLayer;
 pub use identity::IdentityLayer;
 pub use layer::Layer;
 pub use plugin::{Plugin, PluginCall, PluginLayer, PluginRegistry};
-pub use shuffle::{Shuffle, ShuffleLayer};
+pub use shuffle::Shuffle;
 pub use slice::SliceLayer;
 
 use super::TensorId;
@@ -42,7 +42,7 @@ pub enum LayerBody {
     /// A collective of several ranks.
     DistCollective(DistCollectiveLayer),
     /// Transpose, reshape, transpose.
-    Shuffle(ShuffleLayer),
+    Shuffle(Shuffle),
     /// Conversion to another type.
     Cast(CastLayer),
     /// Arithmetic of two tensors.

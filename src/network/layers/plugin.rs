@@ -279,13 +279,6 @@ pub struct PluginLayer {
     pub(crate) plugin: Arc<dyn Plugin>,
 }
 
-impl PluginLayer {
-    /// The plugin.
-    pub fn plugin(&self) -> &dyn Plugin {
-        self.plugin.as_ref()
-    }
-}
-
 impl LayerOp for PluginLayer {
     fn kind(&self) -> &str {
         self.plugin.type_name()

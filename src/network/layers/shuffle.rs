@@ -61,7 +61,12 @@ impl Shuffle {
         self
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks what needs no input. Adding the layer and building the network do it too.
+    ///
+    /// # Errors
+    ///
+    /// A transpose that is not a permutation; a reshape with more than one -1.
+    pub fn check(&self) -> Result<()> {
         for permutation in [&self.first_transpose, &self.second_transpose].into_iter().flatten() {
             let len = permutation.len();
             if !(0..len).all(|d| permutation.contains(&(d as u8))) || len > MAX_DIMS {
@@ -77,19 +82,16 @@ impl Shuffle {
         Ok(())
     }
 
-    /// The steps for an input of this shape.
-    fn steps(&self, input: &Shape) -> Result<ShuffleSteps> {
-        let transposed = permuted(input, self.first_transpose.as_deref())?;
+    /// For an input of this shape, those transposes that move elements, and the output.
+    fn steps(&self, input: &Shape) -> Result<([Option<Layout<1>>; 2], Shape)> {
+        let [first, second] = [&self.first_transpose, &self.second_transpose].map(Option::as_deref);
+        let transposed = permuted(input, first)?;
         let reshaped = match &self.reshape_dims {
             None => transposed,
             Some(dims) => reshaped(&transposed, dims)?,
         };
-        let output = permuted(&reshaped, self.second_transpose.as_deref())?;
-        Ok(ShuffleSteps {
-            first: moving(self.first_transpose.as_deref(), input),
-            second: moving(self.second_transpose.as_deref(), &reshaped),
-            output,
-        })
+        let output = permuted(&reshaped, second)?;
+        Ok(([moving(first, input), moving(second, &reshaped)], output))
     }
 
     /// Whether each transpose moves dimensions.
@@ -98,15 +100,6 @@ impl Shuffle {
             |p: &Option<Vec<u8>>| p.as_ref().is_some_and(|p| p.iter().enumerate().any(|(i, &d)| i != usize::from(d)));
         [moves(&self.first_transpose), moves(&self.second_transpose)]
     }
-}
-
-/// A Shuffle for one shape.
-struct ShuffleSteps {
-    /// The first transpose, if it moves elements.
-    first: Option<Layout<1>>,
-    /// The second transpose, if it moves elements.
-    second: Option<Layout<1>>,
-    output: Shape,
 }
 
 /// The transpose of a shape, unless the elements keep their order: moving a dimension of 1 moves
@@ -171,53 +164,29 @@ fn reshaped(shape: &Shape, dims: &[i64]) -> Result<Shape> {
     Ok(output)
 }
 
-/// See [`Shuffle`].
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ShuffleLayer {
-    shuffle: Shuffle,
-}
-
-impl ShuffleLayer {
-    /// What the layer does.
-    pub fn shuffle(&self) -> &Shuffle {
-        &self.shuffle
-    }
-
-    /// Sets what the layer does.
-    ///
-    /// # Errors
-    ///
-    /// A transpose that is not a permutation; a reshape with more than one -1.
-    pub fn set_shuffle(&mut self, shuffle: Shuffle) -> Result<()> {
-        shuffle.check()?;
-        self.shuffle = shuffle;
-        Ok(())
-    }
-}
-
-impl LayerOp for ShuffleLayer {
+impl LayerOp for Shuffle {
     fn kind(&self) -> &str {
         "shuffle"
     }
 
     fn check(&self) -> Result<()> {
-        self.shuffle.check()
+        Shuffle::check(self)
     }
 
     fn output_shapes(&self, inputs: &[&Shape]) -> Result<Vec<Shape>> {
-        self.shuffle.steps(inputs[0]).map(|steps| vec![steps.output])
+        self.steps(inputs[0]).map(|(_, output)| vec![output])
     }
 
     fn works_in_place(&self, _input: DataType) -> bool {
-        self.shuffle.transposes() == [false; 2]
+        self.transposes() == [false; 2]
     }
 
     fn needs_scratch(&self) -> bool {
-        self.shuffle.transposes() == [true; 2]
+        self.transposes() == [true; 2]
     }
 
     fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
-        let moves = self.shuffle.transposes() != [false; 2];
+        let moves = self.transposes() != [false; 2];
         Ok(Kernel::of_gather(inputs[0].byte_len()).filter(|_| moves).collect())
     }
 
@@ -227,18 +196,18 @@ impl LayerOp for ShuffleLayer {
         if input.byte_len == 0 {
             return Ok(());
         }
-        let ShuffleSteps { first, second, .. } = self.shuffle.steps(&input.shape.unwrap_or_default())?;
+        let (transposes, _) = self.steps(&input.shape.unwrap_or_default())?;
         // SAFETY: the caller's promise; for a mere reshape input and output may be the same.
         unsafe {
-            match (first, second, run.scratch) {
-                (Some(first), Some(second), Some(scratch)) => {
+            match (transposes, run.scratch) {
+                ([Some(first), Some(second)], Some(scratch)) => {
                     executor.gather(input.address, scratch, &first, bytes)?;
                     executor.gather(scratch, output.address, &second, bytes)
                 }
-                (Some(only), _, _) | (None, Some(only), _) => {
+                ([Some(only), _] | [None, Some(only)], _) => {
                     executor.gather(input.address, output.address, &only, bytes)
                 }
-                (None, None, _) => executor.copy(input.located(), output.located(), input.byte_len, run.deadline),
+                ([None, None], _) => executor.copy(input.located(), output.located(), input.byte_len, run.deadline),
             }
         }
     }
@@ -252,6 +221,6 @@ impl Network {
     /// - A tensor that this network does not have.
     /// - A transpose that is not a permutation, or a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
-        self.add_layer(LayerBody::Shuffle(ShuffleLayer { shuffle }), &[input])
+        self.add_layer(LayerBody::Shuffle(shuffle), &[input])
     }
 }

@@ -92,12 +92,6 @@ macro_rules! float8 {
             }
         }
 
-        impl From<$type> for f64 {
-            fn from(x: $type) -> f64 {
-                x.to_f32().into()
-            }
-        }
-
         #[cfg(feature = "float8")]
         impl From<float8::$type> for $type {
             fn from(x: float8::$type) -> Self {
