@@ -113,12 +113,13 @@ impl Network {
     ///
     /// let mut network = Network::new();
     /// let x = network.add_input("x", DataType::Float32, [10, 8])?;
-    /// let sum = DistCollective::reduce_scatter(ReduceOperation::Sum).nb_rank(4).named("grad_sync");
-    /// let y = network.add(sum, x)?;
+    /// let sum = DistCollective::reduce_scatter(ReduceOperation::Sum).nb_rank(4);
+    /// let y = network.add(sum.named("grad_sync"), x)?;
     /// network.mark_output(y, "y")?;
     /// let error = network.build().unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::InvalidNetwork);
-    /// assert!(error.to_string().contains("dimension 0 is 10, which is not a multiple of 4 ranks"));
+    /// let rule = "dimension 0 is 10, which is not a multiple of 4 ranks";
+    /// assert!(error.to_string().contains(rule));
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
