@@ -111,13 +111,13 @@ fn scatter(communicator: &Communicator) -> Result<()> {
 /// The root gets a list of tensors, one from each rank.
 fn gather(communicator: &Communicator) -> Result<()> {
     let (rank, tensor) = (communicator.rank(), tensor_of(communicator));
-    print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
     let mut list = vec![[0.0f32]; communicator.world_size() as usize];
     let is_root = rank.0 == ROOT;
     communicator.gather_list(&tensor, is_root.then_some(&mut list), ROOT)?;
-    if is_root {
-        print(format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()));
-    }
+    print(match is_root {
+        true => format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()),
+        false => format!("Rank {rank} sent tensor: {:?}\n", tensor[0]),
+    });
     Ok(())
 }
 

@@ -23,7 +23,7 @@ fn lines(example: &str) -> Vec<String> {
             let received = of_ranks(|rank| format!("Rank {rank} received tensor: {}.0", rank + 1));
             received.chain([format!("Rank 0 scatter list: {list}")]).collect()
         }
-        "gather" => sent().chain([format!("Rank 0 gathered list: {list}")]).collect(),
+        "gather" => sent().skip(1).chain([format!("Rank 0 gathered list: {list}")]).collect(),
         "all_gather" => sent().chain((0..4).map(|rank| format!("Rank {rank} gathered list: {list}"))).collect(),
         "async" => of_ranks(|rank| format!("Rank {rank} async all_reduce result: 6.0")).collect(),
         "send_recv" => {
