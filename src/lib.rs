@@ -42,51 +42,24 @@
 //!
 //! Ranks are threads of one process or processes, with a GPU each or without any.
 //! [`Environment::from_env`] finds what the launcher started; [`Communicator::in_process`] is for
-//! threads. Everything that the layer means works on both backends: eight operations
-//! ([`CollectiveOperation`]), five reductions ([`ReduceOperation`]), ten element types
-//! ([`DataType`]), groups and partitions ([`Groups`]).
+//! threads. Engines in C and C++ use the library in the same three ways, through
+//! `distcollective.h`.
 //!
-//! Engines in C and C++ use it in the same three ways, through `distcollective.h`.
-//!
-//! # What a collective means
-//!
-//! Shapes are checked by [`output_shape`](collective::output_shape), where buffers may share
-//! memory by [`InPlace`](collective::InPlace). Floats are reduced in float32, in the order of the
-//! group's ranks, and rounded once; maximum and minimum prefer a number to a NaN and order -0 below
-//! +0; integers wrap; a reduction over one rank changes no byte, and neither does movement. Results
-//! have the same bits on every rank and in every run.
-//!
-//! An output that an operation does not write on a rank (off the root of reduce and gather; on
-//! ranks that do not take part) keeps the bytes of a buffer that was bound to it, and reads as
-//! zeros inside a network.
+//! [`output_shape`](collective::output_shape) has the rules of shapes, and
+//! [`InPlace`](collective::InPlace) says where buffers may share memory. `docs/src/operations.md`
+//! has all operations and types, and the bits of results on the host and on GPUs.
 //!
 //! # On GPUs
 //!
-//! The NCCL backend loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are
-//! first used. They are not needed to build, and where one is missing, a call that needs it returns
-//! an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA stream ([`Stream::cuda`],
-//! [`Stream::from_raw_cuda`]) with tensors in the GPU's memory ([`Communicator::allocate`],
-//! [`Buffer::zeroed_in`]); on the inline stream, and with slices and arrays, it is done when it
-//! returns, and tensors may be in host memory too. What is enqueued allocates nothing after the
-//! first time on a stream and waits for nothing, so it can be captured into a CUDA graph;
-//! [`ContextOptions::cuda_graph`](context::ContextOptions::cuda_graph) does that by itself.
-//!
-//! What NCCL computes differs from the host's bits where floats are summed or multiplied: the order
-//! is NCCL's, and float16, bfloat16 and float8 may be rounded at every step. Where the sum of the
-//! magnitudes stays below the type's maximum, sums and averages differ by at most n · (eps · Σ|x| +
-//! the smallest subnormal), products without intermediate over- or underflow by 2 n · eps ·
-//! |result|; MAX and MIN in which NaN or which zero they give. Beyond those bounds nothing is
-//! promised: float8 need not saturate, and an overflow may come earlier. Integers, bool and
-//! movement have the host's bits. In exact mode everything has them ([`Determinism::Exact`]). Some
-//! calls take a detour:
-//!
-//! - averages of floats are summed in float32 and divided once, since NCCL rounds 1/n to the
-//!   element type first; but for n a power of two, where 1/n is exact, NCCL averages float32,
-//!   float16 and bfloat16;
-//! - bool is made 0 or 1 and reduced as bytes, by maximum or minimum;
-//! - float8 is reduced by NCCL from compute capability 9.0 on; before, ranks gather all
-//!   contributions and a kernel reduces them, with the host's bits;
-//! - all_to_all, gather and scatter are sends and receives before NCCL 2.28.
+//! The NCCL backend has not run on a GPU yet; CI runs it on stand-ins for CUDA and NCCL. It loads
+//! `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. Where one is
+//! missing, a call that needs it returns an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA
+//! stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory
+//! ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the inline stream, and with slices and
+//! arrays, it is done when it returns, and tensors may be in host memory too. What is enqueued
+//! allocates nothing after the first time on a stream and waits for nothing, so it can be captured
+//! into a CUDA graph; [`ContextOptions::cuda_graph`](context::ContextOptions::cuda_graph) does that
+//! by itself.
 //!
 //! # Failure
 //!
