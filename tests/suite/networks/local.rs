@@ -155,10 +155,11 @@ impl Local {
     pub fn add(&self, network: &mut Network, inputs: &[TensorId]) -> Result<TensorId> {
         match self {
             Local::Shuffle { first, reshape, second } => {
-                let mut shuffle = Shuffle::default();
-                shuffle.first_transpose = first.clone();
-                shuffle.reshape_dims = reshape.clone();
-                shuffle.second_transpose = second.clone();
+                let shuffle = Shuffle {
+                    first_transpose: first.clone(),
+                    reshape_dims: reshape.clone(),
+                    second_transpose: second.clone(),
+                };
                 network.add_shuffle(inputs[0], shuffle)
             }
             Local::Cast(to) => network.add_cast(inputs[0], *to),
