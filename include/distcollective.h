@@ -372,7 +372,6 @@ typedef struct dcl_engine dcl_engine_t;
 typedef struct dcl_execution_context dcl_execution_context_t;
 typedef struct dcl_bound_layer dcl_bound_layer_t;
 typedef struct dcl_environment dcl_environment_t;
-typedef struct dcl_generator dcl_generator_t;
 typedef struct dcl_communicator dcl_communicator_t;
 typedef struct dcl_buffer dcl_buffer_t;
 typedef struct dcl_stream dcl_stream_t;
@@ -1424,30 +1423,6 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
  * DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
 dcl_status_t dcl_environment_get_group_ranks(dcl_environment_t *environment, const char *name,
                                              int64_t *ranks, size_t capacity, size_t *length);
-
-/* Creates a generator of random numbers that are the same on all ranks: sequence 0 of the seed.
- * Free it with dcl_generator_free. [local, shared] */
-dcl_status_t dcl_environment_get_common_generator(dcl_environment_t *environment,
-                                                  dcl_generator_t **generator);
-
-/* Creates a generator of this rank's own random numbers: sequence 1 + rank of the seed. Free it
- * with dcl_generator_free. [local, shared] */
-dcl_status_t dcl_environment_get_rank_generator(dcl_environment_t *environment,
-                                                dcl_generator_t **generator);
-
-/* Creates a generator of random numbers: ChaCha20 from a seed. Equal seeds and sequences give equal
- * numbers on every machine and in every version. Sequences of one seed do not overlap. Free it with
- * dcl_generator_free. [local, shared] */
-dcl_status_t dcl_generator_new(uint64_t seed, uint64_t sequence, dcl_generator_t **generator);
-
-/* Frees a generator. [local, shared] */
-dcl_status_t dcl_generator_free(dcl_generator_t *generator);
-
-/* Returns the next 64 bits. [local, exclusive] */
-dcl_status_t dcl_generator_next_u64(dcl_generator_t *generator, uint64_t *number);
-
-/* Fills `byte_len` bytes with the next random ones. [local, exclusive] */
-dcl_status_t dcl_generator_fill(dcl_generator_t *generator, void *bytes, size_t byte_len);
 
 /* -------------------------------------------------------------------------------------------------
  * 3b. Communicators

@@ -925,21 +925,6 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
 // The environment
 // -------------------------------------------------------------------------------------------------
 
-// A sequence of random numbers.
-class Generator : public detail::Owned<detail::Handle<dcl_generator_t>, dcl_generator_free> {
-  public:
-    using Owned::Owned;
-
-    static Result<Generator> create(std::uint64_t seed, std::uint64_t sequence) {
-        return detail::output<dcl_generator_t *, Generator>(dcl_generator_new, seed, sequence);
-    }
-
-    Result<std::uint64_t> next_u64() { return detail::output<std::uint64_t>(dcl_generator_next_u64, get()); }
-    Result<void> fill(void *bytes, std::size_t byte_len) {
-        return detail::check(dcl_generator_fill(get(), bytes, byte_len));
-    }
-};
-
 // If an Environment is destroyed without finalize(), it does not wait for the other ranks.
 class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_environment_free> {
   public:
@@ -994,13 +979,6 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
         return detail::copy_ranks([&](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
             return dcl_environment_get_group_ranks(get(), name.c_str(), ranks, capacity, length);
         });
-    }
-
-    Result<Generator> get_common_generator() const {
-        return detail::output<dcl_generator_t *, Generator>(dcl_environment_get_common_generator, get());
-    }
-    Result<Generator> get_rank_generator() const {
-        return detail::output<dcl_generator_t *, Generator>(dcl_environment_get_rank_generator, get());
     }
 };
 

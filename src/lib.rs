@@ -33,7 +33,7 @@
 //! | [`dist_collective`] | the layer on a communicator, without a network |
 //! | [`collective`] | the rules of shapes and buffers; partitions into groups |
 //! | [`comm`] | making communicators, backends, time limits, calls on raw memory |
-//! | [`environment`] | starting by the launcher's variables; random generators |
+//! | [`environment`] | starting by the launcher's variables |
 //! | [`stream`] | where enqueued work runs, and its errors |
 //! | [`tensor`] | element types, shapes, views |
 //! | [`tensor_dict`] | the weights of a model by name: broadcast, files |
@@ -53,8 +53,8 @@
 //!
 //! The NCCL backend has not run on a GPU yet; CI runs it on stand-ins for CUDA and NCCL. It loads
 //! `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. Where one is
-//! missing, a call that needs it returns an [`ErrorKind::Unsupported`]. A call is enqueued on a CUDA
-//! stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory
+//! missing, a call that needs it returns an [`ErrorKind::Unsupported`]. A call is enqueued on a
+//! CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory
 //! ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the inline stream, and with slices and
 //! arrays, it is done when it returns, and tensors may be in host memory too. What is enqueued
 //! allocates nothing after the first time on a stream and waits for nothing, so it can be captured

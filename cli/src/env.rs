@@ -64,8 +64,6 @@ fn initialize(arguments: &Arguments) -> Result<()> {
         "backend": environment.backend().name(),
         "device": device(&environment),
         "seed": environment.seed(),
-        "first_common_draw": environment.common_rng().next_u64(),
-        "first_own_draw": environment.rank_rng().next_u64(),
         "sources": sources,
     });
     print(if arguments.json { format!("{found}\n") } else { rows(&found, &sources) });

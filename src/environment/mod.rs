@@ -5,7 +5,6 @@ mod agreement;
 mod builder;
 mod discovery;
 mod endpoint;
-mod generator;
 mod groups;
 mod launch_report;
 mod only_one;
@@ -18,7 +17,6 @@ use std::time::Duration;
 pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
 use discovery::{CallerValues, Discovery, LAUNCH_SOCKET, System};
-pub use generator::Generator;
 use groups::NamedGroups;
 use only_one::OnlyOne;
 
@@ -201,19 +199,9 @@ impl Environment {
         self.groups.names()
     }
 
-    /// The seed, which is rank 0's on all ranks.
+    /// The seed for the program's generators of random numbers: rank 0's, on all ranks.
     pub fn seed(&self) -> u64 {
         self.seed
-    }
-
-    /// Random numbers that are the same on all ranks: stream 0 of the seed.
-    pub fn common_rng(&self) -> Generator {
-        Generator::new(self.seed, 0)
-    }
-
-    /// Random numbers of this rank's own: stream `1 + rank` of the seed.
-    pub fn rank_rng(&self) -> Generator {
-        Generator::new(self.seed, 1 + u64::from(self.rank().0))
     }
 
     /// Whether this is rank 0.

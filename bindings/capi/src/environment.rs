@@ -3,12 +3,11 @@
 use std::sync::{PoisonError, RwLock};
 
 use dcl::Environment;
-use dcl::environment::{DEFAULT_SEED, Generator};
+use dcl::environment::DEFAULT_SEED;
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, count, timeout_or_default, unsigned, zero};
 use super::communicator::{CCommunicator, group_handle, ranks_of};
 use super::copy_out::{RanksDestination, TextBuffer, TextDestination};
-use super::generator::CGenerator;
 use super::handle::{Handle, Object};
 use super::status::{CallError, Result, Status, call};
 
@@ -313,31 +312,4 @@ extern "C" fn dcl_environment_get_group_ranks(
         let members = environment.with(|environment| environment.group_ranks(name))??;
         RanksDestination { ranks, capacity, length }.write(&members)
     })
-}
-
-/// Writes a new generator of an environment.
-fn generator(
-    environment: Handle<CEnvironment>,
-    generator: OutPointer<Handle<CGenerator>>,
-    of: impl FnOnce(&Environment) -> Generator,
-) -> Result<()> {
-    let (environment, generator) = (environment.get()?, generator.check("generator")?);
-    generator.set(CGenerator::handle(environment.with(of)?));
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_common_generator(
-    environment: Handle<CEnvironment>,
-    generator: OutPointer<Handle<CGenerator>>,
-) -> Status {
-    call(|| self::generator(environment, generator, Environment::common_rng))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_rank_generator(
-    environment: Handle<CEnvironment>,
-    generator: OutPointer<Handle<CGenerator>>,
-) -> Status {
-    call(|| self::generator(environment, generator, Environment::rank_rng))
 }

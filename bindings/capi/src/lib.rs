@@ -19,7 +19,6 @@
 //! | `collectives`, `bytes` | eager collectives; bytes of unknown length |
 //! | `messages` | messages from one rank to another |
 //! | `tensor_dict`, `broadcast` | dictionaries of tensors; their broadcast |
-//! | `generator` | random numbers |
 //! | `buffer`, `stream`, `owned_work` | memory; streams and work; work that hands operands back |
 //!
 //! # How a function is built
@@ -88,7 +87,6 @@ mod copy_out;
 mod dist_collective;
 mod engine;
 mod environment;
-mod generator;
 mod handle;
 mod layer;
 mod library;

@@ -268,22 +268,26 @@ impl<'a> Run<'a> {
         self.reports.has_waiting() && self.ranks.iter().any(|rank| rank.status.is_some())
     }
 
-    /// An ended rank that others still wait for. First reads all reports, since a rank may have
-    /// reported before it ended.
+    /// An ended rank that others still wait for.
     fn missed(&mut self) -> Option<(Rank, BTreeSet<Rank>)> {
-        let Run { reports, events, ranks, .. } = self;
-        let is_rank = |pid, rank: usize| ranks.get(rank).is_some_and(|process| process.includes(pid));
-        reports.read(events, is_rank);
+        self.read_reports();
         if !self.may_be_missed() {
             return None;
         }
         // The others may wait for a process that the rank left behind.
         let groups = living_groups();
-        let Run { reports, ranks, forwarding, .. } = self;
-        reports.missed(|number| {
-            let rank = ranks.get(number).filter(|rank| rank.status.is_some());
-            rank.is_some_and(|rank| forwarding.has_closed(number) && !rank.has_processes(groups.as_ref()))
-        })
+        let has_ended = |(number, rank): (usize, &RankProcess)| {
+            rank.status.is_some() && self.forwarding.has_closed(number) && !rank.has_processes(groups.as_ref())
+        };
+        let ended: Vec<bool> = self.ranks.iter().enumerate().map(has_ended).collect();
+        // What ended after the first reading may have reported before.
+        self.read_reports();
+        self.reports.missed(|number| ended.get(number).is_some_and(|ended| *ended))
+    }
+
+    fn read_reports(&mut self) {
+        let Run { reports, events, ranks, .. } = self;
+        reports.read(events, |pid, rank| ranks.get(rank).is_some_and(|process| process.includes(pid)));
     }
 
     /// Sends a signal that ends the remaining ranks. A stopped one goes on, so that it can end.

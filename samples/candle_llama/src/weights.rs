@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{Device, Result, Tensor, safetensors};
-use distcollective::environment::Generator;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::model::Config;
 
@@ -41,7 +42,8 @@ fn shapes(config: &Config) -> Vec<(String, Vec<usize>)> {
 pub fn save(config: &Config, path: &Path) -> Result<()> {
     let mut tensors = HashMap::new();
     for (stream, (name, shape)) in (0..).zip(shapes(config)) {
-        let mut numbers = Generator::new(SEED, stream);
+        let mut numbers = ChaCha20Rng::seed_from_u64(SEED);
+        numbers.set_stream(stream);
         let mut uniform = || numbers.next_u32() as f32 / u32::MAX as f32 * 2.0 - 1.0;
         let count = shape.iter().product();
         let values: Vec<f32> = match *shape {

@@ -15,8 +15,8 @@ use crate::util::text::count_of;
 ///
 /// These calls mean the same as those without `_list`, with one tensor for each rank in rank order
 /// in place of one tensor with all of them. All tensors have one type and one length, and are in
-/// one memory. Every rank makes the list form of the call, also ranks that have no list. A list
-/// never shares memory with the call's other buffer.
+/// one memory; otherwise the call is an `InvalidBuffer`. Every rank makes the list form of the
+/// call, also ranks that have no list. A list never shares memory with the call's other buffer.
 ///
 /// Nothing is copied into one buffer on the host: threads read each other's tensors, and between
 /// processes each tensor goes through staging memory. (Elements of `gather_list` and
@@ -45,8 +45,6 @@ impl Communicator {
     /// Gives each rank its tensor of the root's list. The other ranks may give `None`, which then
     /// names a type: `None::<[&[f32]; 0]>`.
     #[doc = include_str!("errors.md")]
-    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
-    ///   memory.
     pub fn scatter_list<'a, 'b>(
         &self,
         inputs: Option<impl IntoIterator<Item: TryInto<TensorView<'a>, Error: Into<Error>>>>,
@@ -63,8 +61,6 @@ impl Communicator {
     /// Gives the root all inputs, each in a tensor of its own. The other ranks may give `None`,
     /// which then names a type: `None::<[&mut [f32]; 0]>`.
     #[doc = include_str!("errors.md")]
-    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
-    ///   memory.
     pub fn gather_list<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
@@ -79,8 +75,6 @@ impl Communicator {
 
     /// Gives every rank all inputs, each in a tensor of its own.
     #[doc = include_str!("errors.md")]
-    /// - The list has not one tensor for each rank, or its tensors differ in type, length or
-    ///   memory.
     pub fn all_gather_list<'a, 'b>(
         &self,
         input: impl TryInto<TensorView<'a>, Error: Into<Error>>,

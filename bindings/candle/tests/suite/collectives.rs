@@ -1,9 +1,10 @@
 //! What the collectives give.
 
 use candle_core::{CustomOp1, DType, Tensor};
-use distcollective::environment::Generator;
 use distcollective::{Buffer, Communicator, DataType, DistCollective, ReduceOperation};
 use distcollective_candle::Collective;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::{bytes_of, count_up, on_ranks, tensor_of};
 
@@ -24,7 +25,7 @@ const COLUMNS: usize = 37;
 /// A row of any bits, other ones on each rank.
 fn rows(rank: u64, rows: usize, data_type: DataType) -> Vec<u8> {
     let mut bytes = vec![0; rows * COLUMNS * data_type.byte_len()];
-    Generator::new(7, rank).fill_bytes(&mut bytes);
+    ChaCha20Rng::seed_from_u64(rank).fill_bytes(&mut bytes);
     bytes
 }
 

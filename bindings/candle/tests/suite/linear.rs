@@ -8,8 +8,9 @@ use candle_core::{DType, Device, Module, Result, Tensor, safetensors};
 use candle_nn::Linear;
 use candle_nn::var_builder::{ShardedSafeTensors, ShardedVarBuilder};
 use distcollective::Communicator;
-use distcollective::environment::Generator;
 use distcollective_candle::{ColumnParallelLinear, RowParallelLinear};
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use test_support::Folder;
 
 use crate::{on_ranks, text_of};
@@ -20,7 +21,7 @@ const OUT: usize = 4;
 
 /// Integers from -4 to 3.
 fn integers(stream: u64, dims: &[usize]) -> Tensor {
-    let mut numbers = Generator::new(3, stream);
+    let mut numbers = ChaCha20Rng::seed_from_u64(stream);
     let count = dims.iter().product();
     let numbers: Vec<f32> = (0..count).map(|_| (numbers.next_u32() % 8) as f32 - 4.0).collect();
     Tensor::from_vec(numbers, dims, &Device::Cpu).expect("as many as the shape has")

@@ -145,7 +145,6 @@ static void make_world(void) {
     dcl_buffer_t *buffer;
     dcl_stream_t *stream;
     dcl_work_t *work;
-    dcl_generator_t *generator;
     dcl_tensor_dict_t *dict;
     dcl_environment_config_t config = alone();
     OK(dcl_communicator_new_in_process("host", 1, 1000, &communicator));
@@ -167,7 +166,6 @@ static void make_world(void) {
     OK(dcl_send(communicator, memory[0], 1, DCL_DATA_TYPE_FLOAT, 0, 0));
     OK(dcl_irecv(communicator, memory[3], 1, DCL_DATA_TYPE_FLOAT, 0, 0, &work));
     OK(dcl_work_wait(work));
-    OK(dcl_generator_new(1, 2, &generator));
     OK(dcl_tensor_dict_new(&dict));
     OK(dcl_tensor_dict_insert(dict, "x", DCL_DATA_TYPE_FLOAT, &one, DCL_DEVICE_HOST, NULL));
     OK(dcl_tensor_dict_set_metadata(dict, "x", "a text"));
@@ -185,7 +183,6 @@ static void make_world(void) {
     live[dcl_execution_context] = NUMBER_OF(context);
     live[dcl_bound_layer] = NUMBER_OF(bound);
     live[dcl_environment] = NUMBER_OF(environment);
-    live[dcl_generator] = NUMBER_OF(generator);
     live[dcl_communicator] = NUMBER_OF(communicator);
     live[dcl_buffer] = NUMBER_OF(buffer);
     live[dcl_stream] = NUMBER_OF(stream);
@@ -209,7 +206,6 @@ static void free_one(int type, uint64_t handle) {
     case dcl_engine: dcl_engine_free(POINTER_OF(dcl_engine_t, handle)); break;
     case dcl_execution_context: dcl_execution_context_free(POINTER_OF(dcl_execution_context_t, handle)); break;
     case dcl_bound_layer: dcl_bound_layer_free(POINTER_OF(dcl_bound_layer_t, handle)); break;
-    case dcl_generator: dcl_generator_free(POINTER_OF(dcl_generator_t, handle)); break;
     case dcl_environment: dcl_environment_free(POINTER_OF(dcl_environment_t, handle)); break;
     case dcl_communicator: dcl_communicator_free(POINTER_OF(dcl_communicator_t, handle)); break;
     case dcl_buffer: dcl_buffer_free(POINTER_OF(dcl_buffer_t, handle)); break;

@@ -193,30 +193,12 @@ static void environment_of_one_rank(void) {
     OK(dcl_environment_get_group_ranks(environment, "tp", ranks, 1, &length));
     CHECK(length == 1 && ranks[0] == 0);
 
-    dcl_generator_t *common, *own, *same;
-    uint64_t numbers[3], seed;
-    uint8_t bytes[16], again[16];
-    OK(dcl_environment_get_common_generator(environment, &common));
-    OK(dcl_environment_get_rank_generator(environment, &own));
+    uint64_t seed;
     OK(dcl_environment_get_seed(environment, &seed));
     CHECK(seed == 5);
-    OK(dcl_generator_new(seed, 1, &same));
-    OK(dcl_generator_next_u64(common, &numbers[0]));
-    OK(dcl_generator_next_u64(own, &numbers[1]));
-    OK(dcl_generator_next_u64(same, &numbers[2]));
-    CHECK(numbers[0] != numbers[1] && numbers[1] == numbers[2]);
-    OK(dcl_generator_fill(own, bytes, sizeof bytes));
-    OK(dcl_generator_fill(same, again, sizeof again));
-    CHECK(memcmp(bytes, again, sizeof bytes) == 0);
-    OK(dcl_generator_fill(same, NULL, 0));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_generator_fill(same, NULL, 1));
-    OK(dcl_generator_free(common));
-    OK(dcl_generator_free(own));
     OK(dcl_environment_finalize(environment));
     OK(dcl_environment_is_initialized(&is_initialized));
     CHECK(is_initialized == 0);
-    OK(dcl_generator_next_u64(same, &numbers[0]));
-    OK(dcl_generator_free(same));
 }
 
 int main(void) {

@@ -11,7 +11,6 @@ static void nothing_is_freed(void) {
     OK(dcl_execution_context_free(NULL));
     OK(dcl_bound_layer_free(NULL));
     OK(dcl_environment_free(NULL));
-    OK(dcl_generator_free(NULL));
     OK(dcl_communicator_free(NULL));
     OK(dcl_buffer_free(NULL));
     OK(dcl_stream_free(NULL));
