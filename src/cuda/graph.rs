@@ -66,7 +66,7 @@ impl CapturedGraph {
 }
 
 impl Graph {
-    /// Records what `work`, on this thread, enqueues on a stream. After an error it is lost.
+    /// Records what `work`, on this thread, enqueues on a stream. After an error that work is lost.
     pub(crate) fn record(stream: &CudaStream, work: impl FnOnce() -> Result<()>) -> Result<Self> {
         let _current = stream.device().enter()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

@@ -67,8 +67,9 @@ impl Communicator {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
-    /// On GPUs the tensors may be in host memory too, and what a program has enqueued on a tensor
-    /// on CUDA streams of its own has to be done before the call.
+    /// On GPUs a call on a CUDA stream takes tensors in the GPU's memory. One on the own stream
+    /// takes host memory too; what the program's CUDA streams do with a tensor has to be done
+    /// before.
     ///
     /// Errors come with the buffers: those of arguments and buffers from this call, all others from
     /// [`Work::wait`].

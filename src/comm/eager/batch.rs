@@ -73,7 +73,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// What each message has received; `None` for a send, and before it has ended.
+    /// What each message has received; `None` for a send, and for one that has not ended well.
     pub fn received(&self) -> &[Option<Received>] {
         &self.received
     }
@@ -263,7 +263,7 @@ impl Communicator {
     }
 }
 
-/// What errors name a call with messages to these receivers, which a receive has not.
+/// The name of a call in errors. It has an item for each message: the receiver if it is a send.
 fn call_name(mut receivers: impl ExactSizeIterator<Item = Option<Rank>>) -> &'static str {
     match (receivers.len(), receivers.next().flatten()) {
         (1, Some(_)) => "isend",

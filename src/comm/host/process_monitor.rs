@@ -48,9 +48,9 @@ pub(crate) struct ProcessMonitor {
 
 impl ProcessMonitor {
     /// Watches the other processes from now on. `processes` are in the order of their ranks; `own`
-    /// is the index of this process. `connections` are to processes by their index: on the hub
-    /// to each other one, elsewhere to the hub. `pids_are_ours` says whether the
-    /// process ids are of this process's PID namespace.
+    /// is the index of this process. `connections` has the index of the process at the other end:
+    /// on the hub one for each other process, elsewhere the one to the hub. `pids_are_ours` says
+    /// whether the process ids are of this process's PID namespace.
     pub(crate) fn start(
         processes: Vec<RankProcess>,
         own: usize,

@@ -92,8 +92,7 @@ impl Rendezvous {
     }
 }
 
-/// Rank 0's part of [`Rendezvous::join`]. A world of one opens no socket
-/// over TCP.
+/// Rank 0's part of [`Rendezvous::join`]. Over TCP a world of one opens no socket.
 fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str) -> Result<Vec<Channel>> {
     let (listener, announcement) = match endpoint {
         Endpoint::Tcp { .. } if participant.world_size == 1 => return Ok(Vec::new()),

@@ -240,9 +240,8 @@ fn missing_ranks_are_named() {
 
 /// Copies, as a forked process has them, of this process's connections to the port.
 fn copies_of_connections_to(port: u16) -> Vec<OwnedFd> {
-    let numbers = std::fs::read_dir("/proc/self/fd").expect("/proc").filter_map(|entry| {
-        entry.expect("an entry").file_name().to_str()?.parse().ok() //
-    });
+    let numbers = std::fs::read_dir("/proc/self/fd").expect("/proc");
+    let numbers = numbers.filter_map(|entry| entry.expect("an entry").file_name().to_str()?.parse().ok());
     let copies = numbers.filter_map(|number: i32| {
         // SAFETY: it makes a new descriptor, or fails if there is none of this number.
         let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
