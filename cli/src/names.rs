@@ -54,7 +54,6 @@ pub fn wire_type() -> Named<impl TypedValueParser<Value = WireType>> {
     Named { parser: str::parse::<WireType>, names: WireType::ALL.map(WireType::name).into() }
 }
 
-/// The backends, of which `gloo` is the host.
 pub fn backend() -> Named<impl TypedValueParser<Value = BackendKind>> {
-    Named { parser: str::parse::<BackendKind>, names: vec!["auto", "host", "gloo", "nccl"] }
+    Named { parser: str::parse::<BackendKind>, names: vec!["auto", "host", "nccl"] }
 }

@@ -145,7 +145,7 @@ fn nothing_is_wrong_with_a_transport_type() {
 fn ranks_can_be_processes_and_buffers_the_communicators() {
     assert_nothing_wrong(2, &["--processes", "-n", "3", "--dtype", "float16", "--max-bytes", "4K"]);
     assert_nothing_wrong(2, &["--processes", "--symmetric", "--max-bytes", "4K"]);
-    assert_nothing_wrong(2, &["--symmetric", "--backend", "gloo", "--max-bytes", "4K"]);
+    assert_nothing_wrong(2, &["--symmetric", "--backend", "host", "--max-bytes", "4K"]);
     let table = bench(&["--processes", "-n", "3", "--symmetric", "--max-bytes", "8"]);
     for line in ["# ranks: 3", "# ranks_are: processes", "# buffers: symmetric"] {
         assert!(table.lines().any(|l| l == line), "{line}\n{table}");

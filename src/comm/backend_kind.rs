@@ -12,7 +12,7 @@ use crate::error::{Error, Result, bail};
 /// ```
 /// use distcollective::comm::BackendKind;
 ///
-/// assert_eq!("gloo".parse::<BackendKind>()?, BackendKind::Host);
+/// assert_eq!("host".parse::<BackendKind>()?, BackendKind::Host);
 /// assert_eq!(BackendKind::Nccl.to_string(), "nccl");
 /// # Ok::<(), distcollective::Error>(())
 /// ```
@@ -23,7 +23,7 @@ pub enum BackendKind {
     /// communicator is of this kind.
     #[default]
     Auto,
-    /// The processor and the memory of one machine. `"gloo"` is another name of it.
+    /// The processor and the memory of one machine.
     Host,
     /// GPUs, by NVIDIA's NCCL.
     Nccl,
@@ -53,11 +53,9 @@ impl FromStr for BackendKind {
     fn from_str(name: &str) -> Result<Self> {
         Ok(match name.to_ascii_lowercase().as_str() {
             "auto" => BackendKind::Auto,
-            "host" | "gloo" => BackendKind::Host,
+            "host" => BackendKind::Host,
             "nccl" => BackendKind::Nccl,
-            _ => {
-                bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\" (\"gloo\") and \"auto\"")
-            }
+            _ => bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\" and \"auto\""),
         })
     }
 }
