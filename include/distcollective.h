@@ -1,132 +1,24 @@
-/* distcollective: TensorRT's DistCollective layer for engines in C and C++.
+/* distcollective in C: TensorRT's DistCollective layer, networks with it, and communicators.
+ * The guide is docs/src/c.md.
  *
  * SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The library can be used in three ways. All three run the same code:
+ * Ranks that a launcher has started sum an array in three calls:
+ *     dcl_environment_initialize(NULL, &environment);
+ *     dcl_environment_get_communicator(environment, &communicator);
+ *     dcl_all_reduce(communicator, x, x, 4, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, NULL);
  *
- *   1. A network: describe a graph, build an engine from it, run the engine in a context. The calls
- *      follow TensorRT's INetworkDefinition, ICudaEngine and IExecutionContext: dcl_network_* ->
- *      dcl_engine_* -> dcl_execution_context_*.
- *   2. A layer by itself, for an engine that has its own graph (it is what an IPluginV3 needs):
- *      dcl_dist_collective_new -> dcl_dist_collective_bind -> dcl_bound_layer_enqueue.
- *   3. Communicators with eager collectives: dcl_environment_*, dcl_communicator_*, dcl_all_reduce
- *      and the other collectives, dcl_send and the other messages, dcl_tensor_dict_*, dcl_stream_*
- *      and dcl_work_*.
+ * A call returns 0, DCL_STATUS_SUCCESS, or an error, and writes its outputs only on success. After
+ * an error, dcl_last_error_message returns its text to the thread that made the call.
  *
- * The README has tables of what each operation computes: shapes, types, rounding. Enumerators have
- * TensorRT's numbers.
- *
- *
- * THE CONTRACT OF EVERY CALL
- *
- * Status. A function returns a dcl_status_t; 0 is success. After a failure, dcl_last_error_message
- * returns the error's text to the thread that made the call. A function writes its outputs only on
- * success.
- *
- * Every function can return these statuses, and the descriptions do not repeat them:
- *   - DCL_STATUS_INVALID_HANDLE if a handle argument is not a handle of its type;
- *   - DCL_STATUS_INVALID_ARGUMENT if a required pointer is NULL, a string is not UTF-8, an
- *     enumerator is unknown, an index or a length is out of range, no tensor has the given name, or
- *     a struct_size is wrong;
- *   - DCL_STATUS_UNSUPPORTED if a value is one of TensorRT's that this library does not have, or if
- *     a process uses an object from before it was forked (see "Forks");
- *   - DCL_STATUS_BUSY if another call has exclusive use of the object (see "Threads");
- *   - DCL_STATUS_SYSTEM if the operating system, the GPU or one of its libraries fails;
- *   - DCL_STATUS_INTERNAL if this library has a bug.
- * A [collective] call, and one that sends or receives a message, can also return the statuses that
- * are listed under "Failures".
- *
- * Handles. A dcl_..._t pointer identifies an object. It is not the object's address, and the caller
- * must not dereference it. The library checks each handle: NULL, a freed handle, a handle of
- * another type or any other number gives DCL_STATUS_INVALID_HANDLE. dcl_..._free(NULL) succeeds and
- * does nothing. A caller that receives a handle in an output argument owns the handle, and frees it
- * with the function that the description names. An object keeps the objects alive that it needs: a
- * context keeps its engine, work keeps its communicator. The caller may therefore free handles in
- * any order, even during a call of another thread on the same object. That call completes.
- *
- * Data. A string is UTF-8 and ends with a NUL. The library copies what a pointer argument points
- * to, or uses it during the call only. The descriptions name the exceptions, such as tensor
- * addresses and callbacks. The caller guarantees that a pointer that is not NULL is valid. An array
- * of length 0 may be NULL.
- *
- * Copying out. Functions that return text or bytes take (buffer, capacity, length):
- *   - *length receives the full length in bytes; for text the NUL does not count. `length` may be
- *     NULL.
- *   - If `buffer` is NULL, the function writes only *length.
- *   - Text needs a capacity of its length and one byte more, for the NUL. If the capacity is too
- *     small, the function returns DCL_STATUS_BUFFER_TOO_SMALL and leaves `buffer` as it is. It
- *     writes *length even so.
- *
- * Blocking. Each description ends with a tag. Its first word is one of these:
- *   [local]       The call waits for no other rank. It may wait for the calling thread's own work,
- *                 the operating system, the GPU driver or, where the description says so, a
- *                 callback of the caller.
- *   [waits]       The call waits for enqueued work, or for the other rank of a message, at most
- *                 until the timeout of the work or of the communicator.
- *   [collective]  All ranks of the communicator make the call, in the same order. The call waits
- *                 for the other ranks, at most until the communicator's timeout. Each rank calls
- *                 from a thread of its own: if one thread makes the call for two ranks in turn, the
- *                 first call waits for the second and fails at the timeout.
- *
- * Threads. The tag's second word is one of these:
- *   [.., shared]     Several threads may make the call at once with the same handle (that of the
- *                    first argument).
- *   [.., exclusive]  No other call with the same handle may run at the same time. If two calls
- *                    overlap, the later one returns DCL_STATUS_BUSY at once and has no effect.
- *
- * Timeouts. A timeout is in milliseconds and begins when the call is made, also for enqueued work.
- * DCL_TIMEOUT_DEFAULT stands for the communicator's timeout. For a new communicator it stands for
- * the seconds in the environment variable DCL_TIMEOUT, or 600 s if that is not set.
- *
- * Order. The collective calls of one rank on one communicator take effect in the order in which the
- * rank makes them, whatever streams they are enqueued on. A call on the NULL stream therefore runs
- * after all calls that the rank enqueued before. All handles on one communicator share one order.
- * If several threads of a rank make calls, their order is the order in which they enter the
- * library. The caller ensures that this order is the same on every rank. A run of a context, or of
- * a bound layer, takes one place in the order of its communicator and of all groups split from it.
- * If a plugin makes a collective call on the thread that runs it, the call belongs to the run's
- * place. If it makes the call on another thread, the call runs after the run. A plugin cannot
- * enqueue work for those communicators on a worker stream: DCL_STATUS_INVALID_ARGUMENT.
- *
- * Structures. A structure begins with struct_size, the sizeof that the caller was compiled with, so
- * that a later version can add fields. Initialize each with its _INIT macro, or with its _init
- * function from a language that has no macros of C.
- *
- * Failures. A [collective] call returns one of these statuses if it fails:
- *   - DCL_STATUS_DISAGREEMENT: ranks made different calls. The message has the calls.
- *   - DCL_STATUS_DEADLINE_EXCEEDED: a rank did not make the call before the timeout.
- *   - DCL_STATUS_PEER_LOST: a rank left the communicator, or its process ended.
- *   - DCL_STATUS_ABORTED: a rank failed, or called dcl_communicator_abort. The message names it.
- *   - DCL_STATUS_INTERRUPTED: the caller's interrupt callback ended the wait. The other ranks get
- *     DCL_STATUS_ABORTED.
- * After an error in a collective call, the contents of its outputs are undefined, and no other rank
- * accesses this rank's memory any more. The communicator cannot be used again, and neither can any
- * communicator that was split from the same origin: each further call returns an error at once.
- * Only these errors leave the communicator usable:
- *   - a wrong argument that a rank finds before it sends or receives anything. The other ranks do
- *     not learn of it; they wait for the right call until their timeout;
- *   - different lists in dcl_communicator_new_group, different lengths in
- *     dcl_communicator_allocate, the errors of dcl_execution_context_set_communicator and
- *     dcl_dist_collective_bind about plans and layers, and the errors of dcl_broadcast_tensor_dict
- *     and dcl_environment_broadcast_tensor_dict that their descriptions name. Every rank returns
- *     these errors.
- * On the host, a rank that does not wait for other ranks, such as the root of a broadcast, may
- * return success although the ranks' calls differ. Its next call returns the error, or
- * dcl_communicator_finalize does.
- *
- * Forks. A child process that was forked from a rank is not a rank. It may call exec or exit, and
- * it may free its copies of handles; that does not affect the ranks. Any other call on a copy of a
- * communicator, a worker stream or work, or on an object on a GPU, returns DCL_STATUS_UNSUPPORTED.
- * A buffer of dcl_communicator_allocate becomes the child's private memory when the child reads it,
- * writes it or asks for its address. An address that the rank obtained before the fork still points
- * to the rank's memory. The child may create communicators of its own. If another thread was inside
- * this library during the fork, the child may only call exec or exit, because that thread's locks
- * stay locked. The library detects fork(), but not _Fork() or clone().
- *
- * GPUs. NCCL does not compare the ranks' calls: if they differ, the ranks wait until their timeout.
- * A blocking ncclComm_t of the caller may block for longer. The library detects a failed rank or a
- * timeout of work on a CUDA stream in dcl_work_wait and dcl_stream_synchronize.
- * cudaStreamSynchronize detects neither.
+ * A description ends with a tag, such as [local, shared]. Its first word says how the call waits:
+ * - local: for no other rank.
+ * - waits: for enqueued work or for the other rank of a message, at most until the timeout.
+ * - collective: for the other ranks, at most until the timeout. Every rank of the communicator
+ *   makes the call, in the same order, from a thread of its own.
+ * The second word says which calls may run at the same time with the same first argument, a handle:
+ * - shared: any.
+ * - exclusive: none. A call that overlaps another one returns DCL_STATUS_BUSY.
  */
 #ifndef DISTCOLLECTIVE_H
 #define DISTCOLLECTIVE_H
@@ -144,6 +36,15 @@ extern "C" {
 
 /* -------------------------------------------------------------------------------------------------
  * Values
+ *
+ * - A string is UTF-8 and ends with a NUL.
+ * - A pointer that is not NULL is valid. The library copies what it points to, or uses it during
+ *   the call only, unless a description says otherwise. An array of length 0 may be NULL.
+ * - A function that copies out text or bytes takes (buffer, capacity, length). *length receives the
+ *   length in bytes, without the NUL of a text; `length` may be NULL. If `buffer` is NULL, the
+ *   function writes only *length. A text needs a capacity of one byte more, for the NUL.
+ * - A structure begins with struct_size, the sizeof that the caller was compiled with. Initialize
+ *   it with its _INIT macro, or from another language with its _init function.
  * ---------------------------------------------------------------------------------------------- */
 
 /* The version of this header. Before 1.0 a minor version may change the ABI, so the soname has both
@@ -153,11 +54,17 @@ extern "C" {
 #define DCL_VERSION_PATCH 0
 #define DCL_VERSION (DCL_VERSION_MAJOR * 10000 + DCL_VERSION_MINOR * 100 + DCL_VERSION_PATCH)
 
-/* The result of a call. */
+/* The result of a call. Every function can return DCL_STATUS_INVALID_HANDLE,
+ * DCL_STATUS_INVALID_ARGUMENT, DCL_STATUS_UNSUPPORTED, DCL_STATUS_BUSY, DCL_STATUS_SYSTEM and
+ * DCL_STATUS_INTERNAL. A collective call, and one that sends or receives a message, can also return
+ * the errors that section 3b lists under "Failures". The descriptions name only what is particular
+ * to a function. */
 typedef int32_t dcl_status_t;
 enum {
     DCL_STATUS_SUCCESS = 0,
-    /* An argument is wrong, or arguments contradict each other. */
+    /* An argument is wrong, or arguments contradict each other: a required pointer is NULL, a
+     * string is not UTF-8, an enumerator is unknown, an index or a length is out of range, no
+     * tensor has the given name, or a struct_size is wrong. */
     DCL_STATUS_INVALID_ARGUMENT = 1,
     /* The handle is NULL or freed, it is of another type, or it never was a handle. */
     DCL_STATUS_INVALID_HANDLE = 2,
@@ -174,12 +81,14 @@ enum {
     DCL_STATUS_INVALID_COMMUNICATOR = 7,
     /* The caller has to do something else first: set a communicator, a shape or an address. */
     DCL_STATUS_NOT_READY = 8,
-    /* This machine, device or build does not support the request. */
+    /* This machine, device or build does not support the request; the value is one of TensorRT's
+     * that this library does not have; or the object is from before the process was forked. */
     DCL_STATUS_UNSUPPORTED = 9,
     /* Another call uses the object: a call of another thread, or the call that runs this
      * callback. */
     DCL_STATUS_BUSY = 10,
-    /* The caller's buffer is too small for what the function copies out. */
+    /* The caller's buffer is too small for what the function copies out. The buffer is as it was;
+     * *length has been written. */
     DCL_STATUS_BUFFER_TOO_SMALL = 11,
     /* Ranks that must make the same call made different ones. */
     DCL_STATUS_DISAGREEMENT = 12,
@@ -295,11 +204,11 @@ enum {
 /* The type in which the elements of float32 tensors travel. all_reduce, reduce, reduce_scatter,
  * broadcast and all_gather have one. The numbers are those of the data types.
  *
- * The contribution of each rank, the rank's own too, is rounded once to that type, to nearest even;
- * a larger magnitude becomes infinity (float16: 65520 and more). Reductions accumulate the rounded
- * contributions in float32 in rank order, and do not round the result. broadcast and all_gather
- * give the rounded elements on every rank, also on the root and in a rank's own block. Among one
- * rank nothing is rounded. All ranks of a call use the same type and get the same bits. */
+ * Each rank's contribution, the rank's own too, is rounded once to that type, to nearest even.
+ * Reductions accumulate the rounded contributions in float32 in rank order, and do not round the
+ * result. broadcast and all_gather write the rounded elements on every rank, also on the root and
+ * in a rank's own block. Among one rank nothing is rounded. All ranks of a call use the same type
+ * and get the same bits. */
 typedef int32_t dcl_wire_type_t;
 enum {
     /* Elements travel as they are. */
@@ -333,8 +242,7 @@ enum {
     DCL_SEVERITY_VERBOSE = 4
 };
 
-/* Where a collective's input and output may share memory. The rules are NCCL's ("In-place operation
- * will happen if" in nccl.h). */
+/* Where a collective's input and output may share memory. The rules are NCCL's. */
 typedef int32_t dcl_in_place_t;
 enum {
     /* The input and the output must not overlap. */
@@ -345,8 +253,8 @@ enum {
     DCL_IN_PLACE_INPUT_AT = 2,
     /* The output may be a block of the input: output == input + element_offset elements. */
     DCL_IN_PLACE_OUTPUT_AT = 3,
-    /* This rank does not use both buffers, so any addresses are allowed. It is so for gather and
-     * scatter on ranks other than the root, and on a rank that does not take part. */
+    /* Any addresses are allowed, because this rank does not use both buffers: off the root of
+     * gather and scatter, and on a rank that does not take part. */
     DCL_IN_PLACE_UNUSED = 4
 };
 
@@ -359,12 +267,19 @@ typedef struct dcl_dims {
     int64_t d[DCL_MAX_DIMS];
 } dcl_dims_t;
 
-/* The default timeout; see "Timeouts" above. */
+/* A timeout is in milliseconds. It begins when the call is made, also for enqueued work.
+ * DCL_TIMEOUT_DEFAULT stands for the communicator's timeout; for a new communicator it stands for
+ * the seconds in the environment variable DCL_TIMEOUT, or 600 s if that is not set. */
 #define DCL_TIMEOUT_DEFAULT (-1)
 
 /* The color of a rank that joins no group of a split: NCCL's NCCL_SPLIT_NOCOLOR. */
 #define DCL_NO_COLOR (-1)
 
+/* Handles. A handle is not an object's address, and the library checks it: NULL, a freed handle or
+ * any other number is DCL_STATUS_INVALID_HANDLE. The caller owns a handle that it receives, and
+ * frees it with the function that the description names. Freeing NULL succeeds and does nothing. An
+ * object keeps the objects alive that it needs, so handles may be freed in any order, even during a
+ * call of another thread on the same object. */
 typedef struct dcl_network dcl_network_t;
 typedef struct dcl_tensor dcl_tensor_t;
 typedef struct dcl_layer dcl_layer_t;
@@ -393,15 +308,15 @@ const char *dcl_version_string(void);
  * other number. The string is static. [local, shared] */
 const char *dcl_status_name(dcl_status_t status);
 
-/* Copies the message of this thread's last failed call to `buffer` and returns its length without
- * the NUL, or 0 if no call has failed. The message names the rank, the layer with its kind, the
- * rule, the expected value and the given value, as far as they are known. Calls that succeed do not
- * change it. If the message is longer than `capacity` - 1 bytes, it is cut after a whole character.
- * `buffer` may be NULL if `capacity` is 0. [local, shared] */
+/* Copies the message of this thread's last failed call to `buffer` and returns its length in bytes
+ * without the NUL, or 0 if no call has failed. The message names the rank, the layer, the rule,
+ * what was expected and what came, as far as they are known. If it is longer than `capacity` - 1
+ * bytes, it is cut after a whole character. `buffer` may be NULL if `capacity` is 0.
+ * [local, shared] */
 size_t dcl_last_error_message(char *buffer, size_t capacity);
 
-/* Sets this thread's last error to `message`, without a rank. A plugin's callback calls this to
- * explain its failure, and then returns `status`.
+/* Sets this thread's last error to `message`, without a rank. A plugin's callback calls it before
+ * it returns `status`.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if `status` is DCL_STATUS_SUCCESS. [local, shared] */
 dcl_status_t dcl_set_last_error(dcl_status_t status, const char *message);
@@ -426,70 +341,69 @@ const char *dcl_collective_operation_name(dcl_collective_operation_t operation);
  * any other number. The string is static. [local, shared] */
 const char *dcl_reduce_operation_name(dcl_reduce_operation_t reduce_op);
 
-/* Receives one message of the log. `message` is valid during the call. Any thread of the library or
- * of the caller may call the callback, and several may at once. The callback must not call this
- * library, and must not leave by an exception or longjmp. */
+/* Receives one message of the log. `message` is valid during the call. Several threads, of the
+ * library or of the caller, may call the callback at once. It must not call this library, and must
+ * not leave by an exception or longjmp. */
 typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message, void *user_data);
 
 /* Sends log messages up to the severity `most_verbose` to `callback`: DCL_SEVERITY_WARNING means
- * warnings and errors. NULL removes the callback.
+ * warnings and errors. NULL removes the callback. Without a callback the log goes to stderr, at the
+ * level in the environment variable DCL_LOG (off, error, warn, info, debug or trace); if that is
+ * not set, nothing is logged.
  *
- * When the function returns, no thread is inside the previous callback, and the caller may free its
- * `user_data`. Until then both must stay valid, also while the program exits, because threads of
- * the library run on after main returns. The function waits for other threads that are inside the
- * previous callback, so the caller must not hold a lock that the callback needs.
- *
- * Without a callback the log goes to stderr. The environment variable DCL_LOG sets its level: off,
- * error, warn, info, debug or trace. If it is not set, nothing is logged.
+ * The function waits for threads that are inside the previous callback, so the caller must not hold
+ * a lock that the callback needs. It may free the previous `user_data` afterwards. Until then both
+ * must stay valid, also while the program exits, because threads of the library run on after main
+ * returns.
  *
  * Errors: DCL_STATUS_BUSY if the callback itself makes the call. [local, shared] */
 dcl_status_t dcl_set_log_callback(dcl_log_callback_t callback, void *user_data,
                                   dcl_severity_t most_verbose);
 
-/* Says whether a thread that waits goes on (0) or its wait ends (any other value). The callback
- * must not leave by an exception or longjmp. */
+/* Returns 0 if the thread continues to wait, and any other value to end the wait. The callback must
+ * not leave by an exception or longjmp. */
 typedef int32_t (*dcl_interrupt_callback_t)(void *user_data);
 
-/* Has `callback` called by threads that wait in a call of this library, at most every 100 ms, so
- * that a host language can end a wait: Python's binding calls PyErr_CheckSignals there. NULL
- * removes the callback.
+/* Lets a host language end waits: a thread that waits in a call of this library calls `callback` at
+ * most every 100 ms. NULL removes the callback. Threads of the library never call it. Several
+ * threads may call it at once. A forked child has no callback.
  *
- * The callback runs on the thread that made the call that waits, for other ranks or for work, in
- * initialization too. Threads of the library never call it. Several threads may call it at once.
- * If it ends the wait:
- * - A call that is done when it returns fails with DCL_STATUS_INTERRUPTED, and its communicator
- *   ends, as after any error; see "Failures". Other ranks get DCL_STATUS_ABORTED with the reason.
+ * If the callback ends the wait:
+ * - A blocking call fails with DCL_STATUS_INTERRUPTED, and its communicator ends. Other ranks get
+ *   DCL_STATUS_ABORTED with the reason.
  * - dcl_environment_initialize and the functions that create communicators fail with
  *   DCL_STATUS_INTERRUPTED. Ranks that have met this one fail too.
  * - dcl_work_wait, dcl_work_wait_for and dcl_stream_synchronize return DCL_STATUS_INTERRUPTED. The
  *   work continues, and the caller can wait for it again.
  *
- * The callback may query and free objects, and call dcl_communicator_abort. A call of it that would
- * wait for other ranks or for work fails with DCL_STATUS_INVALID_ARGUMENT. The handle of the call
- * that waits may be in exclusive use.
+ * The callback may query and free objects, and call dcl_communicator_abort. If it makes a call that
+ * would wait for other ranks or for work, that call returns DCL_STATUS_INVALID_ARGUMENT. The handle
+ * of the call that waits may be in exclusive use.
  *
- * When the function returns, no thread is inside the previous callback, and the caller may free its
- * `user_data`. The function waits for other threads that are inside it, so the caller must not hold
- * a lock that the callback needs, such as Python's. A forked child has no callback.
+ * The function waits for threads that are inside the previous callback, so the caller must not hold
+ * a lock that the callback needs, such as Python's. It may free the previous `user_data`
+ * afterwards.
  *
  * Errors: DCL_STATUS_BUSY if the callback itself makes the call. [local, shared] */
 dcl_status_t dcl_set_interrupt_callback(dcl_interrupt_callback_t callback, void *user_data);
 
 /* -------------------------------------------------------------------------------------------------
  * 1a. The network
+ *
+ * A network owns its tensors and layers, and frees them. A layer of dcl_dist_collective_new,
+ * dcl_dist_collective_clone or dcl_dist_collective_deserialize belongs to no network.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Creates a network without tensors and layers: TensorRT's INetworkDefinition. Free it with
  * dcl_network_free. [local, shared] */
 dcl_status_t dcl_network_new(dcl_network_t **network);
 
-/* Frees a network and the handles of its tensors and layers, without waiting for calls on other
- * threads. Engines that were built from the network stay valid. [local, shared] */
+/* Frees a network with its tensors and layers, without waiting for calls on other threads. Engines
+ * that were built from it stay valid. [local, shared] */
 dcl_status_t dcl_network_free(dcl_network_t *network);
 
 /* Adds an input: TensorRT's addInput. An input with a dimension of -1 needs an optimization
- * profile, and dcl_execution_context_set_input_shape sets the dimension. The tensor belongs to the
- * network and is freed with it. [local, exclusive] */
+ * profile, and dcl_execution_context_set_input_shape sets the dimension. [local, exclusive] */
 dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name,
                                    dcl_data_type_t data_type, const dcl_dims_t *dims,
                                    dcl_tensor_t **tensor);
@@ -524,12 +438,11 @@ dcl_status_t dcl_network_get_nb_optimization_profiles(dcl_network_t *network,
 
 /* Adds a DistCollective layer: TensorRT's addDistCollective.
  * - `reduce_op` is DCL_REDUCE_NONE if the operation does not reduce.
- * - `root` is -1 if the operation has no root. Any other value is ignored then, and logged as a
+ * - `root` is -1 if the operation has no root. Any other value is then ignored, and logged as a
  *   warning.
  * - `groups` is an array of `group_size` communicator ranks in group order. If `group_size` is 0,
- *   all ranks take part and the library does not read `groups`. If more than one rank takes part
- *   and there are no groups, call dcl_layer_set_nb_rank too.
- * The layer belongs to the network and is freed with it.
+ *   `groups` is not read, and all ranks take part; if they are more than one, call
+ *   dcl_layer_set_nb_rank too.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if `reduce_op` is missing or given against the operation, the
  * root is missing, a rank is negative or occurs twice, or the average of bool is requested.
@@ -541,21 +454,21 @@ dcl_status_t dcl_network_add_dist_collective(dcl_network_t *network, dcl_tensor_
                                              dcl_layer_t **layer);
 
 /* Adds a Shuffle layer: TensorRT's addShuffle. It applies a transpose, a reshape and a second
- * transpose. Each step does nothing until a dcl_shuffle_set_... call defines it. The layer belongs
- * to the network and is freed with it. [local, exclusive] */
+ * transpose. Each step does nothing until a dcl_shuffle_set_... call defines it.
+ * [local, exclusive] */
 dcl_status_t dcl_network_add_shuffle(dcl_network_t *network, dcl_tensor_t *input,
                                      dcl_layer_t **layer);
 
 /* Adds a Cast layer: TensorRT's addCast. A float rounds to the nearest value, ties to even; to an
  * 8-bit float it saturates. A float becomes an integer by truncation and saturation, and NaN
  * becomes 0. A value becomes true if it is not 0. An integer wraps if the new type is too small.
- * The layer belongs to the network and is freed with it. [local, exclusive] */
+ * [local, exclusive] */
 dcl_status_t dcl_network_add_cast(dcl_network_t *network, dcl_tensor_t *input,
                                   dcl_data_type_t to_type, dcl_layer_t **layer);
 
 /* Adds an ElementWise layer: TensorRT's addElementWise. Its output has the elements a operation b.
  * Both inputs have the same type and the same number of dimensions. A dimension that is 1 in one of
- * them is broadcast to the other's. The layer belongs to the network and is freed with it.
+ * them is broadcast to the other's.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the types differ, or the type is bool and the operation is
  * DCL_ELEMENTWISE_SUB or DCL_ELEMENTWISE_DIV. dcl_engine_build checks the dimensions.
@@ -566,7 +479,7 @@ dcl_status_t dcl_network_add_elementwise(dcl_network_t *network, dcl_tensor_t *a
 
 /* Adds a Concatenation layer: TensorRT's addConcatenation and setAxis. It joins `nb_inputs`
  * tensors, at least one, along dimension `axis`. They have the same type, and the same dimensions
- * except that one. The layer belongs to the network and is freed with it.
+ * except that one.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no input, the types differ, or no tensor has such
  * an axis. dcl_engine_build checks the dimensions. [local, exclusive] */
@@ -575,7 +488,7 @@ dcl_status_t dcl_network_add_concatenation(dcl_network_t *network, dcl_tensor_t 
 
 /* Adds a Slice layer: TensorRT's addSlice in its default mode. Along each dimension the output has
  * `size` elements, which are `stride` elements apart in the input, from index `start` on. A stride
- * is any number, also negative or 0. The layer belongs to the network and is freed with it.
+ * is any number, also negative or 0.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the three have different numbers of dimensions, or a start
  * or a size is negative. dcl_engine_build checks that all indices are inside the input.
@@ -584,15 +497,13 @@ dcl_status_t dcl_network_add_slice(dcl_network_t *network, dcl_tensor_t *input,
                                    const dcl_dims_t *start, const dcl_dims_t *size,
                                    const dcl_dims_t *stride, dcl_layer_t **layer);
 
-/* Adds an Identity layer: TensorRT's addIdentity. It copies its input. It does not convert to
- * another type, as TensorRT's can; a Cast layer does. The layer belongs to the network and is freed
- * with it. [local, exclusive] */
+/* Adds an Identity layer: TensorRT's addIdentity. It copies its input. TensorRT's can also convert
+ * to another type; here a Cast layer does that. [local, exclusive] */
 dcl_status_t dcl_network_add_identity(dcl_network_t *network, dcl_tensor_t *input,
                                       dcl_layer_t **layer);
 
 /* Adds a constant tensor: TensorRT's addConstant. The library copies `byte_len` bytes of `weights`,
- * which are the elements of a tensor of type `data_type` and dimensions `dims`. The layer belongs
- * to the network and is freed with it.
+ * which are the elements of a tensor of type `data_type` and dimensions `dims`.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if `byte_len` is not the size of such a tensor.
  * [local, exclusive] */
@@ -608,33 +519,29 @@ dcl_status_t dcl_network_mark_output(dcl_network_t *network, dcl_tensor_t *tenso
 dcl_status_t dcl_network_get_nb_layers(dcl_network_t *network, int32_t *nb_layers);
 
 /* Returns a layer by its index, in the order in which the layers were added. Each call returns the
- * same handle. It belongs to the network. [local, shared] */
+ * same handle. [local, shared] */
 dcl_status_t dcl_network_get_layer(dcl_network_t *network, int32_t index, dcl_layer_t **layer);
 
 /* Returns the number of inputs. [local, shared] */
 dcl_status_t dcl_network_get_nb_inputs(dcl_network_t *network, int32_t *nb_inputs);
 
 /* Returns an input by its index, in the order in which the inputs were added. Each call returns the
- * same handle. It belongs to the network. [local, shared] */
+ * same handle. [local, shared] */
 dcl_status_t dcl_network_get_input(dcl_network_t *network, int32_t index, dcl_tensor_t **tensor);
 
 /* Returns the number of outputs. [local, shared] */
 dcl_status_t dcl_network_get_nb_outputs(dcl_network_t *network, int32_t *nb_outputs);
 
 /* Returns an output by its index, in the order in which the outputs were marked. Each call returns
- * the same handle. It belongs to the network. [local, shared] */
+ * the same handle. [local, shared] */
 dcl_status_t dcl_network_get_output(dcl_network_t *network, int32_t index, dcl_tensor_t **tensor);
 
 /* -------------------------------------------------------------------------------------------------
  * 1b. Tensors and layers
  *
- * A tensor belongs to its network. So does a layer, except one that dcl_dist_collective_new,
- * dcl_dist_collective_clone or dcl_dist_collective_deserialize created. In this section an
- * [exclusive] call needs exclusive use of the whole network, because it changes the network.
- *
- * Every dcl_dist_collective_*, dcl_shuffle_*, dcl_cast_*, dcl_elementwise_*, dcl_concatenation_*,
- * dcl_slice_* and dcl_constant_* call on a layer of another kind returns
- * DCL_STATUS_INVALID_ARGUMENT.
+ * An [exclusive] call of this section needs exclusive use of the whole network, which it changes. A
+ * call for one kind of layer, such as dcl_shuffle_*, returns DCL_STATUS_INVALID_ARGUMENT for a
+ * layer of another kind.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Copies out a tensor's name. [local, shared] */
@@ -680,11 +587,10 @@ dcl_status_t dcl_layer_set_metadata(dcl_layer_t *layer, const char *metadata);
  * without groups. [local, shared] */
 dcl_status_t dcl_layer_get_nb_rank(dcl_layer_t *layer, int32_t *nb_rank);
 
-/* Sets the number of ranks that take part: the group's length, or the communicator's size if there
- * are no groups. If it is set to 1 and there are no groups, the layer copies its input on every
- * rank. If it is not set, there are no groups and the communicator has several ranks,
- * dcl_execution_context_set_communicator returns DCL_STATUS_INVALID_COMMUNICATOR.
- * [local, exclusive] */
+/* Sets the number of ranks that take part: the group's length, or without groups the communicator's
+ * size. Without groups, 1 copies the input on every rank. If it is not set, there are no groups and
+ * the communicator has several ranks, dcl_execution_context_set_communicator returns
+ * DCL_STATUS_INVALID_COMMUNICATOR. [local, exclusive] */
 dcl_status_t dcl_layer_set_nb_rank(dcl_layer_t *layer, int32_t nb_rank);
 
 /* Returns the number of inputs.
@@ -692,7 +598,7 @@ dcl_status_t dcl_layer_set_nb_rank(dcl_layer_t *layer, int32_t nb_rank);
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the layer belongs to no network. [local, shared] */
 dcl_status_t dcl_layer_get_nb_inputs(dcl_layer_t *layer, int32_t *nb_inputs);
 
-/* Returns an input by its index. The handle belongs to the network.
+/* Returns an input by its index.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the layer belongs to no network. [local, shared] */
 dcl_status_t dcl_layer_get_input(dcl_layer_t *layer, int32_t index, dcl_tensor_t **tensor);
@@ -708,7 +614,7 @@ dcl_status_t dcl_layer_set_input(dcl_layer_t *layer, int32_t index, dcl_tensor_t
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the layer belongs to no network. [local, shared] */
 dcl_status_t dcl_layer_get_nb_outputs(dcl_layer_t *layer, int32_t *nb_outputs);
 
-/* Returns an output by its index. The handle belongs to the network.
+/* Returns an output by its index.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the layer belongs to no network. [local, shared] */
 dcl_status_t dcl_layer_get_output(dcl_layer_t *layer, int32_t index, dcl_tensor_t **tensor);
@@ -751,35 +657,32 @@ dcl_status_t dcl_dist_collective_set_wire_type(dcl_layer_t *layer, dcl_wire_type
 /* Returns the root, or -1 if there is none. [local, shared] */
 dcl_status_t dcl_dist_collective_get_root(dcl_layer_t *layer, int64_t *root);
 
-/* Sets the root; -1 means none. It is a communicator rank that takes part in the layer. With a
- * partition it is a rank within each group. The layer keeps a root that its operation does not use.
+/* Sets the root; -1 means none. It is a communicator rank that takes part in the layer, or with a
+ * partition a rank within each group. The layer keeps a root that its operation does not use.
  * [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_root(dcl_layer_t *layer, int64_t root);
 
-/* Copies out the ranks of all groups, one group after the other.
- * - *nb_groups is 0 if all ranks take part, 1 for one group, and the number of groups for a
- *   partition.
- * - *group_size is the number of ranks in each group.
- * - `capacity` is a number of ranks. The function writes *nb_groups * *group_size ranks.
- * - If `groups` is NULL, the function writes only the two numbers.
+/* Copies out the ranks of all groups, one group after the other. *nb_groups receives 0 if all ranks
+ * take part, 1 for one group, and the number of groups for a partition. *group_size receives the
+ * number of ranks in each group. `capacity` is a number of ranks; the function needs *nb_groups *
+ * *group_size. If `groups` is NULL, the function writes only the two numbers.
  *
  * Errors: DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. Then the function writes
  * nothing. [local, shared] */
 dcl_status_t dcl_dist_collective_get_groups(dcl_layer_t *layer, int64_t *groups, size_t capacity,
                                             int64_t *nb_groups, int64_t *group_size);
 
-/* Sets one group of `group_size` communicator ranks. If `group_size` is 0, all ranks take part; see
- * dcl_network_add_dist_collective. The root's number does not change; it is a communicator rank
- * from then on.
+/* Sets one group of `group_size` communicator ranks. If `group_size` is 0, all ranks take part. The
+ * root's number does not change; it is a communicator rank from then on.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if a rank is negative or occurs twice. [local, exclusive] */
 dcl_status_t dcl_dist_collective_set_groups(dcl_layer_t *layer, const int64_t *groups,
                                             int64_t group_size);
 
-/* Sets a partition, which TensorRT does not have: `nb_groups` disjoint groups of `group_size`
- * communicator ranks each, one group after the other in `groups`. With it one network serves every
- * rank of a mesh. The groups need not contain every rank. The root's number does not change; it is
- * a rank within each group from then on.
+/* Sets a partition: `nb_groups` disjoint groups of `group_size` communicator ranks each, one group
+ * after the other in `groups`. TensorRT does not have it. With it one network serves every rank of
+ * a mesh. The groups need not contain every rank. The root's number does not change; it is a rank
+ * within each group from then on.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if a number is less than 1, or a rank is negative or occurs
  * twice. [local, exclusive] */
@@ -895,15 +798,16 @@ typedef struct dcl_plugin_tensor {
 
 /* A plugin: TensorRT's IPluginV3, with the callbacks of all its phases in one structure.
  *
- * Threads that build or run a network call the callbacks, and several threads may do so at once. A
- * callback returns a status. It must not leave by an exception or longjmp. It may call this
- * library, with two exceptions: it must not use the context or the stream that runs it, and it must
- * not wait for work that is behind it in a stream.
+ * Several threads that build or run a network may call the callbacks at once. A callback returns a
+ * status. It must not leave by an exception or longjmp. It may call this library, but it must not
+ * use the context or the stream that runs it, or wait for work that is behind it in a stream.
+ * Collective calls of `enqueue` belong to the run if it makes them on its own thread, and run after
+ * the run on another thread. It cannot enqueue work for those communicators on a worker stream:
+ * DCL_STATUS_INVALID_ARGUMENT.
  *
  * If a callback returns an error, the call that needed it returns DCL_STATUS_PLUGIN;
- * dcl_engine_build returns DCL_STATUS_INVALID_NETWORK and lists it among the mistakes. If the
- * callback's last failed call of this library, or its dcl_set_last_error, had the same status, the
- * message contains that call's message. */
+ * dcl_engine_build returns DCL_STATUS_INVALID_NETWORK. The message contains the callback's last
+ * error, of a call of this library or of dcl_set_last_error, if that has the same status. */
 typedef struct dcl_plugin {
     size_t struct_size;
     /* The type's name in plans and error messages. The library copies it. */
@@ -914,8 +818,7 @@ typedef struct dcl_plugin {
     /* The first argument of every callback. It must stay valid until `destroy` is called. */
     void *user_data;
     int32_t nb_outputs;
-    /* 0: `enqueue` computes on the host only, and the plugin cannot be part of a network that runs
-     * on GPUs. Any other value: `enqueue` can compute on a GPU. */
+    /* Not 0: `enqueue` can compute on a GPU. 0: the network cannot run on GPUs. */
     int32_t runs_on_cuda;
     /* Writes the types of the outputs. */
     dcl_status_t (*get_output_data_types)(void *user_data, const dcl_data_type_t *inputs,
@@ -925,8 +828,8 @@ typedef struct dcl_plugin {
     dcl_status_t (*get_output_shapes)(void *user_data, const dcl_dims_t *inputs, int32_t nb_inputs,
                                       dcl_dims_t *outputs, int32_t nb_outputs);
     /* Writes every element of every output. On a GPU it enqueues the kernels on `cuda_stream` and
-     * does not wait for them. On the host `cuda_stream` is NULL. An error ends the communicator:
-     * the other ranks' calls return an error that names this layer. */
+     * does not wait for them; on the host `cuda_stream` is NULL. An error ends the communicator,
+     * and the other ranks get an error that names this layer. */
     dcl_status_t (*enqueue)(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
                             const dcl_plugin_tensor_t *outputs, int32_t nb_outputs,
                             void *cuda_stream);
@@ -942,10 +845,9 @@ typedef struct dcl_plugin {
 /* Writes what DCL_PLUGIN_INIT has to a structure of `struct_size` bytes. [local, shared] */
 dcl_status_t dcl_plugin_init(dcl_plugin_t *plugin, size_t struct_size);
 
-/* Adds a plugin layer with `nb_inputs` inputs: TensorRT's addPluginV3. The layer belongs to the
- * network and is freed with it. On success the library owns the plugin, and calls its `destroy`
- * when no network, engine or context needs it any more. If the call fails, the caller still owns
- * the plugin, and the library does not call `destroy`.
+/* Adds a plugin layer with `nb_inputs` inputs: TensorRT's addPluginV3. On success the library owns
+ * the plugin, and calls its `destroy` when no network, engine or context needs it any more. If the
+ * call fails, the caller still owns the plugin.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if a required callback or the type name is NULL, or there are
  * more than DCL_MAX_PLUGIN_TENSORS inputs or outputs; DCL_STATUS_PLUGIN if a callback fails.
@@ -979,8 +881,8 @@ dcl_status_t dcl_plugin_creator_init(dcl_plugin_creator_t *creator, size_t struc
 /* Validates a network, plans its memory and returns an immutable engine: TensorRT's IBuilder and
  * ICudaEngine. The network does not change. Free the engine with dcl_engine_free.
  *
- * Errors: DCL_STATUS_INVALID_NETWORK. The message lists all mistakes; each names its layer and
- * rule. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_NETWORK if the network breaks a rule. The message lists all mistakes;
+ * each names its layer and rule. [local, shared] */
 dcl_status_t dcl_engine_build(dcl_network_t *network, dcl_engine_t **engine);
 
 /* Frees an engine. Its contexts stay valid. [local, shared] */
@@ -993,17 +895,18 @@ dcl_status_t dcl_engine_free(dcl_engine_t *engine);
 dcl_status_t dcl_engine_serialize(dcl_engine_t *engine, void *buffer, size_t capacity,
                                   size_t *length);
 
-/* Reads a plan: TensorRT's deserializeCudaEngine. The bytes may come from an untrusted source; the
- * library checks every rule. Free the engine with dcl_engine_free.
+/* Reads a plan: TensorRT's deserializeCudaEngine. The library checks every rule, so the bytes may
+ * come from an untrusted source. Free the engine with dcl_engine_free.
  *
- * Errors: DCL_STATUS_INVALID_PLAN. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_PLAN if the bytes are not a plan of this version, or need a plugin.
+ * [local, shared] */
 dcl_status_t dcl_engine_deserialize(const void *plan, size_t byte_len, dcl_engine_t **engine);
 
-/* Reads a plan of a network with plugins, as dcl_engine_deserialize does, and creates the plugins
- * with `creators`. The library uses the creators during the call only. Free the engine with
- * dcl_engine_free.
+/* Reads a plan as dcl_engine_deserialize does, and creates its plugins with `creators`, which the
+ * library uses during the call only. Free the engine with dcl_engine_free.
  *
- * Errors: DCL_STATUS_INVALID_PLAN; DCL_STATUS_PLUGIN if a creator fails. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_PLAN if the bytes are not a plan of this version, or a plugin has no
+ * creator; DCL_STATUS_PLUGIN if a creator fails. [local, shared] */
 dcl_status_t dcl_engine_deserialize_with_plugins(const void *plan, size_t byte_len,
                                                  const dcl_plugin_creator_t *creators,
                                                  int32_t nb_creators, dcl_engine_t **engine);
@@ -1068,13 +971,14 @@ dcl_status_t dcl_engine_get_profile_shape(dcl_engine_t *engine, const char *name
 /* How a context runs. */
 typedef struct dcl_execution_context_options {
     size_t struct_size;
-    /* 1: on GPUs, the second run with the same shapes and addresses is recorded as a CUDA graph,
-     * and later runs replay the graph. A context keeps several graphs, so that addresses may
-     * alternate. Ranks agree on each run: if one has bound new addresses for a run that another
-     * replays, every rank gets DCL_STATUS_DISAGREEMENT. Ranks that have no host communicator (of
-     * several machines, or with an ncclComm_t of yours) cannot agree, and record nothing.
-     * 2: the same, and such ranks record too; those that differ then wait for each other.
-     * 0: no run is recorded. All ranks must set the same value. On the host it has no effect. */
+    /* All ranks set the same value. It has no effect on the host.
+     * 0: no run is recorded.
+     * 1: the second run with the same shapes and addresses is recorded as a CUDA graph, and later
+     * runs replay it. A context keeps several graphs, so addresses may alternate. If one rank has
+     * bound new addresses for a run that another replays, every rank gets
+     * DCL_STATUS_DISAGREEMENT. Ranks of several machines, or of an ncclComm_t of the caller's,
+     * cannot compare their runs, and record nothing.
+     * 2: as 1, and such ranks record too. If they differ, they wait for each other. */
     int32_t cuda_graph;
     /* 0. */
     int32_t reserved;
@@ -1099,16 +1003,16 @@ dcl_status_t dcl_execution_context_free(dcl_execution_context_t *context);
  * collective calls of their plans once: operations, reduce operations, roots, participants, types
  * and shapes. The context keeps the communicator alive. Enqueued runs keep the previous one.
  *
- * Errors: DCL_STATUS_INVALID_COMMUNICATOR if a layer's ranks do not fit, on this rank or another
- * one; DCL_STATUS_DISAGREEMENT if the plans differ. The message names the first layer that differs,
- * and each rank's call. After these two errors no rank has set the communicator, and it still
- * works. [collective, exclusive] */
+ * Errors: DCL_STATUS_INVALID_COMMUNICATOR if a layer's ranks do not fit the communicator, on this
+ * rank or another one; DCL_STATUS_DISAGREEMENT if the plans differ, with the first layer that
+ * differs and each rank's call. After these two errors no rank has set the communicator, and the
+ * communicator still works. [collective, exclusive] */
 dcl_status_t dcl_execution_context_set_communicator(dcl_execution_context_t *context,
                                                     dcl_communicator_t *communicator);
 
 /* Sets the time that a run may take from the moment at which it is enqueued. DCL_TIMEOUT_DEFAULT
- * means the communicator's timeout. A collective that still waits for other ranks at that time
- * fails with DCL_STATUS_DEADLINE_EXCEEDED. [local, exclusive] */
+ * means the communicator's timeout. A run that still waits for other ranks then fails with
+ * DCL_STATUS_DEADLINE_EXCEEDED. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_timeout(dcl_execution_context_t *context,
                                                int64_t timeout_ms);
 
@@ -1147,11 +1051,9 @@ dcl_status_t dcl_execution_context_get_tensor_shape(dcl_execution_context_t *con
                                                     const char *name, dcl_dims_t *dims);
 
 /* Binds an input or output to `byte_len` bytes of the caller's memory: TensorRT's setTensorAddress,
- * with a length. NULL unbinds it.
- *
- * The memory is on the host, or on the communicator's GPU. It may be longer than the tensor, which
- * is at its start: memory for the largest shape may stay bound while shapes change. An input that
- * this rank does not read, and an output that it does not write, need not be bound.
+ * with a length. NULL unbinds it. The memory is on the host, or on the communicator's GPU. It may
+ * be longer than the tensor, which begins at its start. An input that this rank does not read, and
+ * an output that it does not write, need not be bound.
  *
  * A run uses the memory that was bound when the run was enqueued. Until the run ends, the memory
  * must stay valid, the caller must not write an input, and the caller must neither read nor write
@@ -1175,7 +1077,7 @@ dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *c
  * Errors before any data moves: DCL_STATUS_NOT_READY if a shape, an address or the communicator is
  * missing; DCL_STATUS_INVALID_BUFFER if memory is too short, misaligned or overlaps;
  * DCL_STATUS_INVALID_ARGUMENT or DCL_STATUS_BUSY if a plugin enqueues the context that runs it. Any
- * later error ends the communicator, so that no rank waits for this one. [collective, exclusive] */
+ * later error ends the communicator. [collective, exclusive] */
 dcl_status_t dcl_execution_context_enqueue(dcl_execution_context_t *context, dcl_stream_t *stream,
                                            dcl_work_t **work);
 
@@ -1212,13 +1114,13 @@ dcl_status_t dcl_dist_collective_serialize(dcl_layer_t *layer, void *buffer, siz
 /* Creates a layer from the bytes of dcl_dist_collective_serialize. They may come from an untrusted
  * source. Free it with dcl_layer_free.
  *
- * Errors: DCL_STATUS_INVALID_PLAN. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_PLAN if the bytes are not a layer of this version. [local, shared] */
 dcl_status_t dcl_dist_collective_deserialize(const void *bytes, size_t byte_len,
                                              dcl_layer_t **layer);
 
 /* Checks whether the layer accepts inputs of a type.
  *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if it does not: only the average of bool. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_ARGUMENT for the average of bool. [local, shared] */
 dcl_status_t dcl_dist_collective_check_type(dcl_layer_t *layer, dcl_data_type_t data_type);
 
 /* Computes the dimensions of the output from those of the input. A dimension of -1 stays -1.
@@ -1249,8 +1151,8 @@ dcl_status_t dcl_bound_layer_get_output_dims(dcl_bound_layer_t *bound, const dcl
                                              dcl_dims_t *output);
 
 /* Returns where this rank's input and output may share memory, for an input of the dimensions
- * `input`. *element_offset is a number of elements, and 0 if the rule has none. `element_offset`
- * may be NULL. dcl_bound_layer_get_uses returns which of the two buffers this rank uses.
+ * `input`. *element_offset is a number of elements, or 0 if the rule has none. `element_offset` may
+ * be NULL.
  *
  * Errors: DCL_STATUS_INVALID_SHAPE if the operation cannot take the shape. [local, shared] */
 dcl_status_t dcl_bound_layer_get_in_place(dcl_bound_layer_t *bound, const dcl_dims_t *input,
@@ -1263,8 +1165,8 @@ dcl_status_t dcl_bound_layer_get_uses(dcl_bound_layer_t *bound, int32_t *reads_i
                                       int32_t *writes_output);
 
 /* Returns what dcl_bound_layer_get_in_place returns, before there is a communicator: for rank
- * `group_rank` of the layer's group, and dimensions of which none is -1. An engine calls it to plan
- * memory, as TensorRT calls getAliasedInput.
+ * `group_rank` of the layer's group, and dimensions of which none is -1. TensorRT calls
+ * getAliasedInput for this when it plans memory.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT or DCL_STATUS_INVALID_NETWORK if the attributes do not fit
  * together; DCL_STATUS_INVALID_SHAPE if the operation cannot take the shape. [local, shared] */
@@ -1273,11 +1175,11 @@ dcl_status_t dcl_dist_collective_get_in_place(dcl_layer_t *layer, int32_t group_
                                               size_t *element_offset);
 
 /* Enqueues a run of the layer on an input of the dimensions `dims`. `input` and `output` are
- * addresses in the communicator's memory: the host's, or that of its GPU. They have the type that
- * the layer is bound to. A buffer that this rank does not use may be NULL.
- * dcl_bound_layer_get_in_place returns where the two may share memory. `stream` and `work` are as
- * in dcl_execution_context_enqueue. Until the run ends, the memory must stay valid, the caller must
- * not write the input, and the caller must neither read nor write the output.
+ * addresses in the communicator's memory (the host's, or that of its GPU), of elements of the bound
+ * type. A buffer that this rank does not use may be NULL. dcl_bound_layer_get_in_place returns
+ * where the two may share memory. `stream` and `work` are as in dcl_execution_context_enqueue.
+ * Until the run ends, the memory must stay valid, the caller must not write the input, and the
+ * caller must neither read nor write the output.
  *
  * Errors before any data moves: DCL_STATUS_INVALID_SHAPE if the operation cannot take the
  * dimensions; DCL_STATUS_INVALID_BUFFER if an address is NULL or misaligned, or the buffers overlap
@@ -1352,14 +1254,13 @@ dcl_status_t dcl_environment_detect_launcher(char *buffer, size_t capacity, size
 dcl_status_t dcl_environment_initialize(const dcl_environment_config_t *config,
                                         dcl_environment_t **environment);
 
-/* Waits for every rank to finalize, and frees the handle, also if the call fails. A rank whose last
- * call differed from the other ranks' calls learns of it here. Communicators of the environment
- * stay valid until they are freed. [collective, shared] */
+/* Waits for every rank to finalize, and frees the handle, also if the call fails. If the rank's
+ * last call differed from the other ranks' calls, this call returns the error. Communicators of the
+ * environment stay valid until they are freed. [collective, shared] */
 dcl_status_t dcl_environment_finalize(dcl_environment_t *environment);
 
-/* Frees the handle without waiting. When the communicators of the environment are freed too, the
- * rank has left, and calls of other ranks that wait for it return DCL_STATUS_PEER_LOST.
- * [local, shared] */
+/* Frees the handle without waiting. The rank has left when the communicators of the environment are
+ * freed too. [local, shared] */
 dcl_status_t dcl_environment_free(dcl_environment_t *environment);
 
 /* Returns this process's rank. [local, shared] */
@@ -1398,12 +1299,12 @@ dcl_status_t dcl_environment_get_source(dcl_environment_t *environment, const ch
                                         char *buffer, size_t capacity, size_t *length);
 
 /* Creates a group with a name, of `nb_ranks` ranks in the order of `ranks`. Every rank passes the
- * same name and the same list. A rank that is not in the list receives NULL. Free the communicator
- * with dcl_communicator_free; the environment keeps the group until it ends.
+ * same name and list. A rank that is not in the list receives NULL. Free the communicator with
+ * dcl_communicator_free; the environment keeps the group until it ends.
  *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if there is a group of that name, a rank occurs twice or is
- * not in the environment; DCL_STATUS_DISAGREEMENT if names or lists differ. The environment still
- * works. [collective, shared] */
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is a group of that name, or a rank occurs twice or
+ * is not in the environment; DCL_STATUS_DISAGREEMENT if names or lists differ. The communicator
+ * still works. [collective, shared] */
 dcl_status_t dcl_environment_new_group(dcl_environment_t *environment, const char *name,
                                        const int64_t *ranks, int64_t nb_ranks,
                                        dcl_communicator_t **group);
@@ -1430,6 +1331,34 @@ dcl_status_t dcl_environment_get_group_ranks(dcl_environment_t *environment, con
  * A communicator handle is one rank's end of a communicator. When a rank has freed its last handle
  * and no other object needs it, the rank has left. Calls of other ranks that wait for it return
  * DCL_STATUS_PEER_LOST.
+ *
+ * Order. The collective calls of one rank on one communicator take effect in the order in which the
+ * rank makes them, whatever streams and handles it uses. A call on the NULL stream therefore runs
+ * after all calls that the rank enqueued before. If several threads of a rank make calls, the
+ * caller ensures that their order is the same on every rank. A run of a context, or of a bound
+ * layer, takes one place in the order of its communicator and of all groups split from it.
+ *
+ * Failures. A collective call can also fail because of another rank, with DCL_STATUS_DISAGREEMENT,
+ * DCL_STATUS_DEADLINE_EXCEEDED, DCL_STATUS_PEER_LOST or DCL_STATUS_ABORTED, and by the interrupt
+ * callback, with DCL_STATUS_INTERRUPTED. After an error its outputs are undefined, and no other
+ * rank accesses this rank's memory any more. The communicator has ended, with all that were split
+ * from the same origin: each further call returns an error at once. Only two kinds of errors leave
+ * it working:
+ * - a wrong argument that a rank finds before it sends or receives anything. The other ranks do not
+ *   learn of it; they wait for the right call until their timeout.
+ * - errors of which a description says that the communicator still works. Every rank returns them.
+ * On the host, a rank that waits for no other rank, such as the root of a broadcast, may return
+ * success although the ranks' calls differ. Its next call returns the error, or
+ * dcl_communicator_finalize does. NCCL does not compare the ranks' calls: if they differ, the ranks
+ * wait until their timeout.
+ *
+ * Forks. A child process that was forked from a rank is not a rank. It may call exec or exit, free
+ * its copies of handles, and create communicators of its own. Any other call on a copy of a
+ * communicator, a worker stream or work, or on an object on a GPU, returns DCL_STATUS_UNSUPPORTED.
+ * A buffer of dcl_communicator_allocate becomes the child's private memory when the child reads it,
+ * writes it or asks for its address; an address from before the fork still leads to the rank's
+ * memory. If another thread was inside this library during the fork, the child may only call exec
+ * or exit. The library detects fork(), but not _Fork() or clone().
  * ---------------------------------------------------------------------------------------------- */
 
 /* Creates a communicator whose ranks are threads of this process. communicators[r] is rank r; use
@@ -1501,20 +1430,21 @@ dcl_status_t dcl_communicator_new_nccl(const uint8_t *id, int32_t rank, int32_t 
                                        int32_t device, int64_t timeout_ms,
                                        dcl_communicator_t **communicator);
 
-/* Creates a communicator from the caller's ncclComm_t, as TensorRT's setCommunicator takes it. The
- * ncclComm_t belongs to the libnccl.so.2 of this process. The library borrows it: it neither aborts
- * nor destroys it. The caller must not destroy it until this handle and everything created from it
- * are freed and their work is done, and must not use it during a call. Free the communicator with
- * dcl_communicator_free. [collective, shared] */
+/* Creates a communicator from the caller's ncclComm_t, as TensorRT's setCommunicator takes it. It
+ * belongs to the libnccl.so.2 of this process. The library borrows it: it neither aborts nor
+ * destroys it. The caller must not use it during a call, and must not destroy it until this handle
+ * and everything created from it are freed and their work is done. If it is a blocking one, calls
+ * may wait beyond their timeout. Free the communicator with dcl_communicator_free.
+ * [collective, shared] */
 dcl_status_t dcl_communicator_from_nccl(void *nccl_comm, int64_t timeout_ms,
                                         dcl_communicator_t **communicator);
 
 /* Frees a handle without waiting. [local, shared] */
 dcl_status_t dcl_communicator_free(dcl_communicator_t *communicator);
 
-/* Waits for every rank to finalize, and frees the handle, also if the call fails. A rank whose last
- * call differed from the other ranks' calls learns of it here. Other handles of the same rank stay
- * valid. [collective, shared] */
+/* Waits for every rank to finalize, and frees the handle, also if the call fails. If the rank's
+ * last call differed from the other ranks' calls, this call returns the error. Other handles of the
+ * same rank stay valid. [collective, shared] */
 dcl_status_t dcl_communicator_finalize(dcl_communicator_t *communicator);
 
 /* Returns this rank's number, from 0. [local, shared] */
@@ -1535,8 +1465,8 @@ dcl_status_t dcl_communicator_get_device(dcl_communicator_t *communicator, int32
  * [local, shared] */
 dcl_status_t dcl_communicator_get_timeout(dcl_communicator_t *communicator, int64_t *timeout_ms);
 
-/* Returns another handle of the same rank with another timeout, for one call or for many. Free it
- * with dcl_communicator_free. [local, shared] */
+/* Returns another handle of the same rank with another timeout. Free it with dcl_communicator_free.
+ * [local, shared] */
 dcl_status_t dcl_communicator_with_timeout(dcl_communicator_t *communicator, int64_t timeout_ms,
                                            dcl_communicator_t **other);
 
@@ -1544,9 +1474,9 @@ dcl_status_t dcl_communicator_with_timeout(dcl_communicator_t *communicator, int
 dcl_status_t dcl_communicator_get_determinism(dcl_communicator_t *communicator,
                                               dcl_determinism_t *determinism);
 
-/* Returns another handle of the same rank with another determinism, for one call or for many, and
- * for contexts and groups that are created with it. All ranks of a call use the same; NCCL does not
- * compare it in calls on buffers. Free the handle with dcl_communicator_free. [local, shared] */
+/* Returns another handle of the same rank with another determinism. Contexts and groups that are
+ * created with it have it too. All ranks of a call use the same; NCCL does not compare it in calls
+ * on buffers. Free the handle with dcl_communicator_free. [local, shared] */
 dcl_status_t dcl_communicator_with_determinism(dcl_communicator_t *communicator,
                                                dcl_determinism_t determinism,
                                                dcl_communicator_t **other);
@@ -1556,21 +1486,19 @@ dcl_status_t dcl_communicator_with_determinism(dcl_communicator_t *communicator,
 dcl_status_t dcl_communicator_get_wire_type(dcl_communicator_t *communicator,
                                             dcl_wire_type_t *wire_type);
 
-/* Returns another handle of the same rank whose calls on buffers have this transport type, for one
- * call or for many. Through it other operations, list forms and other element types are an error.
- * Layers and contexts have their own; groups that are created with the handle have none. All ranks
- * of a call use the same; NCCL does not compare it. Free the handle with dcl_communicator_free.
- * [local, shared] */
+/* Returns another handle of the same rank whose calls on buffers have this transport type. Through
+ * it other operations, list forms and other element types are an error. Layers and contexts have
+ * their own; groups that are created with the handle have none. All ranks of a call use the same;
+ * NCCL does not compare it. Free the handle with dcl_communicator_free. [local, shared] */
 dcl_status_t dcl_communicator_with_wire_type(dcl_communicator_t *communicator,
                                              dcl_wire_type_t wire_type,
                                              dcl_communicator_t **other);
 
-/* Copies out the value of the session config entry "distcollective.communicator" of ONNX Runtime.
- * A session whose options have this entry and the custom operators of libdistcollective.so runs its
- * DistCollective nodes on this communicator. Set the entry before the operators are registered, and
- * create the session before the handle is freed; it keeps the communicator and this handle's
- * timeout. Every call with one handle gives the same text.
- * [local, shared] */
+/* Copies out the value of the session config entry "distcollective.communicator" of ONNX Runtime. A
+ * session whose options have this entry and the custom operators of libdistcollective.so runs its
+ * DistCollective nodes on this communicator, with this handle's timeout. Set the entry before the
+ * operators are registered, and create the session before the handle is freed. Every call with one
+ * handle gives the same text. [local, shared] */
 dcl_status_t dcl_communicator_session_value(dcl_communicator_t *communicator, char *buffer,
                                             size_t capacity, size_t *length);
 
@@ -1580,7 +1508,7 @@ dcl_status_t dcl_communicator_session_value(dcl_communicator_t *communicator, ch
 dcl_status_t dcl_communicator_check(dcl_communicator_t *communicator);
 
 /* Ends the communicator, and all communicators of the same origin, on every rank. Waiting calls
- * return at once. On the other ranks they return DCL_STATUS_ABORTED with this rank and `reason` in
+ * return at once. Calls of other ranks return DCL_STATUS_ABORTED, with this rank and `reason` in
  * the message. [local, shared] */
 dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char *reason);
 
@@ -1588,8 +1516,8 @@ dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char
 dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
 
 /* Waits until every rank has called the function, at most for `timeout_ms`. If ranks are missing
- * then, the message names all of them, on every rank: on those that waited, with
- * DCL_STATUS_DEADLINE_EXCEEDED or DCL_STATUS_ABORTED, and on the missing ones in their next call.
+ * then, every rank gets an error whose message names all of them: those that waited
+ * DCL_STATUS_DEADLINE_EXCEEDED or DCL_STATUS_ABORTED, the missing ones in their next call.
  *
  * Errors: DCL_STATUS_UNSUPPORTED on GPUs, unless all ranks are on one machine, met through
  * dcl_environment_initialize or dcl_communicator_new_in_process, and the communicator was not split
@@ -1603,13 +1531,12 @@ dcl_status_t dcl_communicator_enqueue_barrier(dcl_communicator_t *communicator,
                                               dcl_stream_t *stream, dcl_work_t **work);
 
 /* Returns a new handle of the communicator's own stream, a worker stream that is created at the
- * first call. All handles on this rank of the communicator share it. It is for asynchronous
- * collectives of a caller that has no other stream. Free the handle with dcl_stream_free.
+ * first call. All handles of this rank share it. Free the handle with dcl_stream_free.
  * [local, shared] */
 dcl_status_t dcl_communicator_get_stream(dcl_communicator_t *communicator, dcl_stream_t **stream);
 
-/* Copies out this communicator's ranks, in its order, as ranks of the communicator from which it
- * was split, over all steps: their global ranks. Error messages use these numbers. `capacity` and
+/* Copies out the global ranks of this communicator's ranks, in its order: their ranks in the
+ * communicator from which all others were split. Error messages use these numbers. `capacity` and
  * *length are numbers of ranks. If `ranks` is NULL, the function writes only *length.
  *
  * Errors: DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
@@ -1666,9 +1593,9 @@ dcl_status_t dcl_buffer_new(int32_t device, size_t byte_len, dcl_buffer_t **buff
 dcl_status_t dcl_buffer_free(dcl_buffer_t *buffer);
 
 /* Returns the address of the buffer's first byte. It is the same in each call, and aligned for
- * every type. After a collective has failed, call the function once more before you access
- * symmetric memory: it detaches the memory, with its bytes, from ranks that were stopped in the
- * middle of a copy. No thread may access the memory during that call. [local, exclusive] */
+ * every type. After a failed collective, call the function again before you access symmetric
+ * memory, and let no other thread access the memory meanwhile: the call detaches the memory, with
+ * its bytes, from ranks that were stopped in the middle of a copy. [local, exclusive] */
 dcl_status_t dcl_buffer_get_address(dcl_buffer_t *buffer, void **address);
 
 /* Returns the length in bytes. [local, shared] */
@@ -1703,9 +1630,10 @@ dcl_status_t dcl_stream_new_worker(dcl_stream_t **stream);
 dcl_status_t dcl_stream_new_cuda(int32_t device, dcl_stream_t **stream);
 
 /* Creates a stream from the caller's cudaStream_t (or CUstream) of the primary context of the GPU
- * `device`. The library borrows it: the caller destroys it after this handle is freed and
- * everything that was enqueued through it is done. NULL means CUDA's legacy default stream. Free
- * the stream with dcl_stream_free.
+ * `device`. NULL means CUDA's legacy default stream. The library borrows it: the caller destroys it
+ * after this handle is freed and everything that was enqueued through it is done. Wait with
+ * dcl_work_wait or dcl_stream_synchronize: cudaStreamSynchronize detects neither a failed rank nor
+ * a timeout. Free the stream with dcl_stream_free.
  *
  * During a stream capture, calls on the stream are recorded in the caller's graph, and their work
  * is done at once. A call that needs a kernel of the library has to run once before, uncaptured;
@@ -1722,10 +1650,10 @@ dcl_status_t dcl_stream_free(dcl_stream_t *stream);
 /* Returns the CUstream of a CUDA stream, or NULL for a worker stream. [local, shared] */
 dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
 
-/* Waits until everything that was enqueued before is done. On the NULL stream the call returns at
- * once. It returns the first error of calls that were enqueued without a work handle since the last
- * dcl_stream_synchronize. Such a call keeps its communicator alive until then, or until the stream
- * is freed. On a CUDA stream the call waits at most 600 s for all other work, including work that
+/* Waits until everything that was enqueued before is done, and returns the first error of calls
+ * that were enqueued without a work handle since the last dcl_stream_synchronize. Such a call keeps
+ * its communicator alive until then, or until the stream is freed. On the NULL stream the call
+ * returns at once. On a CUDA stream it waits at most 600 s for all other work, including work that
  * has a handle.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if the caller runs on the worker stream itself, or a plugin
@@ -1733,24 +1661,23 @@ dcl_status_t dcl_stream_get_cuda(dcl_stream_t *stream, void **cuda_stream);
  * ends the wait. [waits, shared] */
 dcl_status_t dcl_stream_synchronize(dcl_stream_t *stream);
 
-/* Returns 1 if the work has ended, with or without an error, or if its timeout is over, and 0
+/* Returns 1 if the work has ended, with or without an error, or its timeout is over, and 0
  * otherwise. After 1, dcl_work_wait does not wait for other ranks. [local, exclusive] */
 dcl_status_t dcl_work_is_done(dcl_work_t *work, int32_t *is_done);
 
 /* Waits until the work has ended and returns its status. Each later call returns the same status.
- * The handle stays valid.
  *
  * Errors, besides the work's own: DCL_STATUS_INVALID_ARGUMENT if code on a worker stream waits for
  * work that is behind it on that stream, or a plugin waits for work that begins after its own run;
- * DCL_STATUS_INTERRUPTED if the interrupt callback ends the wait. The work continues then, and a
+ * DCL_STATUS_INTERRUPTED if the interrupt callback ends the wait. The work then continues, and a
  * later call waits for it again. [waits, exclusive] */
 dcl_status_t dcl_work_wait(dcl_work_t *work);
 
-/* Waits as dcl_work_wait does, at most for `timeout_ms`. If the work has not ended by then, the
- * call returns DCL_STATUS_PENDING, and a later call can wait for it again. 0 does not wait, so it
- * asks for the work's error. DCL_TIMEOUT_DEFAULT waits as long as dcl_work_wait.
+/* Waits as dcl_work_wait does, at most for `timeout_ms`. 0 does not wait. DCL_TIMEOUT_DEFAULT waits
+ * as long as dcl_work_wait.
  *
- * Errors: those of dcl_work_wait; DCL_STATUS_PENDING. [waits, exclusive] */
+ * Errors: those of dcl_work_wait; DCL_STATUS_PENDING if the work has not ended by then. A later
+ * call can wait for it again. [waits, exclusive] */
 dcl_status_t dcl_work_wait_for(dcl_work_t *work, int64_t timeout_ms);
 
 /* Frees the handle. The work continues and still uses its buffers. Its error is lost.
@@ -1773,8 +1700,7 @@ dcl_status_t dcl_work_free(dcl_work_t *work);
  * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if a buffer is NULL or misaligned, or
  *   the two overlap; DCL_STATUS_INVALID_ARGUMENT if the root, the reduce operation or the stream
  *   does not fit; DCL_STATUS_UNSUPPORTED for a CUDA stream on the host backend. Whether an address
- *   is in the communicator's memory is not checked. Errors after that are listed under "Failures"
- *   at the top.
+ *   is in the communicator's memory is not checked. Section 3b lists the errors after that.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Reduces `count` elements of every rank and writes the result to every rank's output: output[i] is
@@ -1936,9 +1862,9 @@ dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *con
  * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if the address is NULL or misaligned;
  *   DCL_STATUS_INVALID_ARGUMENT if the rank or the tag is out of range. Whether the address is in
  *   the communicator's memory is not checked.
- * - Errors that end the communicator: those under "Failures" at the top. DCL_STATUS_DISAGREEMENT
- *   means that the message is longer than the receive's buffer or of another type. The sender may
- *   learn of it from its next call.
+ * - Errors that end the communicator: those of section 3b. DCL_STATUS_DISAGREEMENT means that the
+ *   message is longer than the receive's buffer or of another type. The sender may learn of it from
+ *   its next call.
  *
  *     float sent[4] = {0}, got[4];
  *     dcl_message_t messages[2] = {DCL_MESSAGE_INIT, DCL_MESSAGE_INIT};
@@ -1957,8 +1883,8 @@ dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *con
 /* The highest tag of a message. */
 #define DCL_MAX_TAG 32767
 
-/* Sends a message to rank `dst`. When the function returns, the caller may change the buffer. The
- * message need not have been received by then. [waits, shared] */
+/* Sends a message to rank `dst`. When the function returns, the caller may change the buffer; the
+ * receiver may not have the message yet. [waits, shared] */
 dcl_status_t dcl_send(dcl_communicator_t *communicator, const void *buffer, size_t count,
                       dcl_data_type_t data_type, int32_t dst, int32_t tag);
 
@@ -1998,10 +1924,10 @@ typedef struct dcl_message {
 /* Writes what DCL_MESSAGE_INIT has to a structure of `struct_size` bytes. [local, shared] */
 dcl_status_t dcl_message_init(dcl_message_t *message, size_t struct_size);
 
-/* Begins `nb_messages` messages with one work for all of them. Ranks that exchange messages,
- * however long, do not wait for each other if each passes its sends and receives to one such call.
- * The library reads the array during the call only. `work` and the buffers are as in dcl_isend and
- * dcl_irecv. If an argument of one message is wrong, no message has begun. [local, shared] */
+/* Begins `nb_messages` messages with one work for all of them. Ranks that exchange messages of any
+ * length do not wait for each other if each passes its sends and receives to one such call. `work`
+ * and the buffers are as in dcl_isend and dcl_irecv. If an argument of one message is wrong, no
+ * message begins. [local, shared] */
 dcl_status_t dcl_batch_isend_irecv(dcl_communicator_t *communicator, const dcl_message_t *messages,
                                    int32_t nb_messages, dcl_work_t **work);
 
@@ -2062,13 +1988,11 @@ dcl_status_t dcl_tensor_dict_map(const char *path, dcl_tensor_dict_t **dict);
  * [local, shared] */
 dcl_status_t dcl_tensor_dict_save(dcl_tensor_dict_t *dict, const char *path);
 
-/* Adds a tensor at the end; one of the same name is freed, and the new one takes its place.
- * `device` is the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates
- * zeros. Otherwise the tensor borrows the caller's memory: until the tensor is removed or replaced,
- * or the dictionary is freed, the memory must stay valid. If a broadcast on a stream has begun
- * before, it must stay valid until the broadcast has ended: the broadcast uses the memory although
- * the dictionary is freed. No call of the library may use the tensor while the caller writes the
- * memory.
+/* Adds a tensor at the end, or in the place of one of the same name, which is freed. `device` is
+ * the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates zeros.
+ * Otherwise the tensor borrows the caller's memory, which must stay valid until the tensor is
+ * removed or replaced, or the dictionary is freed, and until the broadcasts that have begun before
+ * have ended. No call of the library may use the tensor while the caller writes the memory.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_UNSUPPORTED if there
  * is no such GPU. [local, exclusive] */
@@ -2128,8 +2052,8 @@ dcl_status_t dcl_tensor_dict_get_device(dcl_tensor_dict_t *dict, const char *nam
                                         int32_t *device);
 
 /* Returns the address of a tensor's elements. It is valid until the tensor is removed or replaced,
- * or the dictionary is freed. The caller must not write read-only elements, which are those of
- * dcl_tensor_dict_map and of a broadcast with `shared`: the kernel ends the process.
+ * or the dictionary is freed. The kernel ends a process that writes read-only elements: those of
+ * dcl_tensor_dict_map and of a broadcast with `shared`.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if the tensor is strided. [local, exclusive] */
 dcl_status_t dcl_tensor_dict_get_address(dcl_tensor_dict_t *dict, const char *name, void **address);
@@ -2159,7 +2083,7 @@ dcl_status_t dcl_tensor_dict_get_metadata_key(dcl_tensor_dict_t *dict, int32_t i
 
 /* Copies out the text of a key.
  *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if there is none. [local, shared] */
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if the dictionary has no text of this key. [local, shared] */
 dcl_status_t dcl_tensor_dict_get_metadata(dcl_tensor_dict_t *dict, const char *key, char *buffer,
                                           size_t capacity, size_t *length);
 
@@ -2216,14 +2140,13 @@ dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t
  *
  * `stream` and `work` are as in dcl_execution_context_enqueue; a CUDA stream is
  * DCL_STATUS_UNSUPPORTED. Until the broadcast has ended, other calls on the dictionary return
- * DCL_STATUS_BUSY. The caller may free the work, the stream and the dictionary in any order
- * meanwhile; the broadcast continues, and the dictionary, if it was not freed, has its tensors
- * again when the broadcast has ended.
+ * DCL_STATUS_BUSY. The caller may free the work, the stream and the dictionary meanwhile; the
+ * broadcast continues.
  *
  * Errors of one rank, for which the other ranks wait until their timeout:
  * - DCL_STATUS_INVALID_HANDLE, and DCL_STATUS_BUSY if another call uses the dictionary.
  * - DCL_STATUS_UNSUPPORTED for a CUDA stream.
- * Errors that every rank gets, and after which no dictionary has changed and the communicator still
+ * Errors that every rank gets, after which no dictionary has changed and the communicator still
  * works. If one rank finds the error, the message of the others names that rank and the reason:
  * - DCL_STATUS_INVALID_ARGUMENT: an option has a value that no broadcast has, or does not fit the
  *   communicator.
@@ -2233,18 +2156,18 @@ dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t
  * - DCL_STATUS_INVALID_BUFFER: a rank has a tensor of a name that arrives, with another type or
  *   other dimensions.
  * - DCL_STATUS_SYSTEM: a rank has no memory for what would arrive.
- * Any other error ends the communicator. On a receiver that gets it, the elements of the tensors
- * that were to be filled in place are undefined, and no tensor has been added; with `shared` its
- * dictionary has not changed. [collective, shared] */
+ * Any other error ends the communicator. On a receiver, the elements of the tensors that were to be
+ * filled in place are then undefined, and no tensor has been added; with `shared` its dictionary
+ * has not changed. [collective, shared] */
 dcl_status_t dcl_broadcast_tensor_dict(dcl_communicator_t *communicator, dcl_tensor_dict_t *dict,
                                        const dcl_broadcast_options_t *options, dcl_stream_t *stream,
                                        dcl_work_t **work);
 
-/* dcl_broadcast_tensor_dict in the group that the options name, on the calling thread.
+/* Calls dcl_broadcast_tensor_dict in the group that the options name, on the calling thread.
  *
- * Errors: those of dcl_broadcast_tensor_dict; DCL_STATUS_INVALID_ARGUMENT if there is no such
- * group, or the structure cannot be read; DCL_STATUS_NOT_A_MEMBER if this rank is not in the group.
- * These are errors of this rank alone, as it has no group in common with the others.
+ * Errors: those of dcl_broadcast_tensor_dict. These are of this rank alone, which then has no group
+ * in common with the others: DCL_STATUS_INVALID_ARGUMENT if there is no such group, or the
+ * structure cannot be read; DCL_STATUS_NOT_A_MEMBER if this rank is not in the group.
  * [collective, shared] */
 dcl_status_t dcl_environment_broadcast_tensor_dict(dcl_environment_t *environment,
                                                    dcl_tensor_dict_t *dict,
