@@ -65,7 +65,7 @@ impl GpuInfo {
     ///
     /// # Errors
     ///
-    /// There is no such GPU, or it does not answer in this time.
+    /// No GPU has this number, or it does not answer in this time.
     pub fn open(ordinal: u32, timeout: Duration) -> Result<Self> {
         let device = bounded("opening the GPU", timeout, move || Device::open(ordinal))?;
         let (major, minor) = device.capability;
@@ -116,7 +116,7 @@ impl NcclInfo {
     ///
     /// # Errors
     ///
-    /// There is no NCCL from 2.19 on.
+    /// NCCL is not installed, or is older than 2.19.
     pub fn load() -> Result<Self> {
         let library = nccl_library()?;
         Ok(NcclInfo {

@@ -103,7 +103,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such input.
+    /// No input has this name.
     pub fn bind_input(&mut self, name: &str, buffer: impl Into<Arc<Buffer>>) -> Result<()> {
         self.bind(name, IoMode::Input, BoundMemory::Input(buffer.into()))
     }
@@ -112,7 +112,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such output.
+    /// No output has this name.
     pub fn bind_output(&mut self, name: &str, buffer: Buffer) -> Result<()> {
         self.bind(name, IoMode::Output, BoundMemory::Output(buffer))
     }
@@ -130,7 +130,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such tensor.
+    /// No input or output has this name.
     pub unsafe fn bind_address(&mut self, name: &str, address: *mut u8, byte_len: usize) -> Result<()> {
         let index = self.inner.engine.io_index(name)?;
         *self.bound_mut(index) = if address.is_null() { None } else { Some(BoundMemory::Raw { address, byte_len }) };
@@ -141,7 +141,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such tensor.
+    /// No input or output has this name.
     pub fn take(&mut self, name: &str) -> Result<Option<Buffer>> {
         let index = self.inner.engine.io_index(name)?;
         Ok(match self.bound_mut(index).take() {
@@ -155,7 +155,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such tensor, or no buffer bound to it.
+    /// No input or output has this name, or no buffer is bound to it.
     pub fn get(&self, name: &str) -> Result<&Buffer> {
         match &self.inner.bound[self.inner.engine.io_index(name)?] {
             Some(BoundMemory::Input(buffer)) => Ok(buffer),
@@ -168,7 +168,7 @@ impl Bindings {
     ///
     /// # Errors
     ///
-    /// No such tensor, or no buffer of its own bound to it.
+    /// No input or output has this name, or no buffer of its own is bound to it.
     pub fn get_mut(&mut self, name: &str) -> Result<&mut Buffer> {
         let index = self.inner.engine.io_index(name)?;
         // The caller may put another buffer in its place.

@@ -94,7 +94,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// More memory than there is.
+    /// There is not enough memory.
     pub fn create_execution_context(&self) -> Result<ExecutionContext> {
         self.create_execution_context_with(ContextOptions::default())
     }
@@ -103,7 +103,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// More memory than there is.
+    /// There is not enough memory.
     pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
         ExecutionContext::new(self.clone(), options)
     }
@@ -170,7 +170,7 @@ impl ExecutionContext {
     ///
     /// # Errors
     ///
-    /// - No such profile.
+    /// - No profile has this index.
     /// - [`NotReady`](crate::ErrorKind::NotReady): enqueued work of the context runs. On a CUDA
     ///   stream, work counts until it has been waited for, or if it was dropped until it has ended.
     pub fn set_optimization_profile(&mut self, profile: usize) -> Result<()> {
@@ -193,8 +193,8 @@ impl ExecutionContext {
     ///
     /// # Errors
     ///
-    /// No such input; a shape outside the profile; once all inputs have shapes, every shape rule
-    /// that they break. After an error the shapes are as they were. If two inputs have to change
+    /// No input has this name; the shape is outside the profile; once all inputs have shapes, every
+    /// shape rule that they break. After an error the shapes are as they were. To change two inputs
     /// together, see [`set_input_shapes`](Self::set_input_shapes).
     pub fn set_input_shape(&mut self, name: &str, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<()> {
         let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
@@ -238,7 +238,7 @@ impl ExecutionContext {
     ///
     /// # Errors
     ///
-    /// No such tensor; a dynamic input without a shape.
+    /// No input or output has this name; a dynamic input has no shape.
     pub fn tensor_shape(&self, name: &str) -> Result<Shape> {
         let io = self.engine.io_tensor(name)?;
         Ok(self.setup.shapes.tensors(&self.engine.inner)?[io.tensor.index()])

@@ -191,7 +191,7 @@ impl DistCollectiveLayer {
     ///
     /// # Errors
     ///
-    /// Zero.
+    /// `nb_rank` is 0.
     pub fn set_nb_rank(&mut self, nb_rank: u32) -> Result<()> {
         check_nb_rank(nb_rank).map_err(|e| self.label(e))?;
         self.nb_rank = Some(nb_rank);
@@ -361,7 +361,7 @@ impl DistCollectiveLayer {
     ///
     /// # Errors
     ///
-    /// None at present.
+    /// At present the call always succeeds.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         FORMAT.write(self)
     }

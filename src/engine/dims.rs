@@ -28,7 +28,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     /// - A mistake of a layer that the tensor depends on. A layer that takes few values of a
     ///   dynamic dimension only, such as a reshape to dimensions without a -1, counts as one: a few
     ///   values are tried.

@@ -223,7 +223,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// There is no such tensor. The error lists the names.
+    /// No input or output has this name. The error lists the names.
     pub fn io_tensor(&self, name: &str) -> Result<&IoTensor> {
         self.inner.io_index(name).map(|index| &self.inner.io[index])
     }
@@ -232,7 +232,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// There is no such tensor. The error lists the names.
+    /// No input or output has this name. The error lists the names.
     pub fn io_index(&self, name: &str) -> Result<usize> {
         self.inner.io_index(name)
     }
@@ -247,7 +247,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// There is no such tensor or profile, or a plugin gives no shape for an output.
+    /// No input or output has this name, no profile this index, or a plugin gives no shape.
     pub fn profile_shapes(&self, name: &str, profile: usize) -> Result<[Shape; 3]> {
         let index = self.io_index(name)?;
         self.inner.check_profile(profile)?;

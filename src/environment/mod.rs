@@ -166,7 +166,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument`: there is a group of that name, or another thread is making one.
+    /// - `InvalidArgument`: a group has this name already, or another thread is making one.
     /// - `Disagreement`: names or ranks differ between ranks. Every rank gets this error, and the
     ///   communicator stays usable.
     /// - Those of [`Communicator::new_group`].
@@ -179,7 +179,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument`: there is no group of that name.
+    /// - `InvalidArgument`: no group has this name.
     /// - `NotAMember`: this rank is not in the group.
     pub fn group(&self, name: &str) -> Result<Communicator> {
         self.groups.get(name, self.rank())
@@ -189,7 +189,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument`: there is no group of that name.
+    /// - `InvalidArgument`: no group has this name.
     pub fn group_ranks(&self, name: &str) -> Result<Vec<Rank>> {
         self.groups.ranks(name)
     }

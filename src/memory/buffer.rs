@@ -123,7 +123,7 @@ impl Buffer {
     /// # Errors
     ///
     /// - Dimensions that are not a shape (see [`Shape::new`]), or more memory than there is.
-    /// - There is no such GPU, or CUDA does not work.
+    /// - No GPU has this number, or CUDA does not work.
     pub fn zeroed_in(
         space: MemorySpace,
         data_type: DataType,
@@ -175,7 +175,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// More memory than there is; a GPU that fails.
+    /// There is not enough memory; a GPU fails.
     pub fn try_clone(&self) -> Result<Self> {
         let Some(device) = self.device() else {
             let mut copy = Self::with_shape(self.data_type, self.shape)?;
@@ -341,7 +341,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// More bytes than there are; a GPU that fails.
+    /// The buffer has fewer bytes from `offset` on; a GPU fails.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         // SAFETY: the slice is as long.
         unsafe { self.copy_to(offset, bytes.as_mut_ptr(), bytes.len()) }
@@ -352,7 +352,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// More bytes than there is room for; a GPU that fails.
+    /// `bytes` does not fit into the buffer from `offset` on; a GPU fails.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: the slice is as long.
         unsafe { self.copy_from(offset, bytes.as_ptr(), bytes.len()) }

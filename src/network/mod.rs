@@ -210,7 +210,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn set_tensor_name(&mut self, tensor: TensorId, name: &str) -> Result<()> {
         self.check_tensor(tensor)?;
         self.tensors[tensor.index()].name = name.to_owned();
@@ -221,7 +221,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn tensor_name(&self, tensor: TensorId) -> Result<&str> {
         Ok(&self.check_tensor(tensor)?.name)
     }
@@ -230,7 +230,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn tensor_data_type(&self, tensor: TensorId) -> Result<DataType> {
         self.check_tensor(tensor)?;
         Ok(self.current_type(tensor))
@@ -245,7 +245,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer that this network does not have.
+    /// The network does not have the layer.
     pub fn layer(&self, layer: LayerId) -> Result<&Layer> {
         layer.check(self.number, self.layers.len())?;
         Ok(&self.layers[layer.index()])
@@ -255,7 +255,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer that this network does not have.
+    /// The network does not have the layer.
     pub fn layer_mut(&mut self, layer: LayerId) -> Result<&mut Layer> {
         layer.check(self.number, self.layers.len())?;
         self.settle();
@@ -290,7 +290,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer that this network does not have.
+    /// The network does not have the layer.
     pub fn output(&self, layer: LayerId) -> Result<TensorId> {
         let outputs = self.layer_outputs(layer)?;
         outputs.first().copied().ok_or_else(|| error!(InvalidArgument, "{layer:?} has no outputs"))
@@ -300,7 +300,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer that this network does not have.
+    /// The network does not have the layer.
     pub fn layer_outputs(&self, layer: LayerId) -> Result<&[TensorId]> {
         Ok(&self.layer(layer)?.outputs)
     }
@@ -309,7 +309,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn producer(&self, tensor: TensorId) -> Result<Option<LayerId>> {
         Ok(match self.check_tensor(tensor)?.source {
             TensorSource::Input(_) => None,
@@ -322,7 +322,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A layer or tensor that this network does not have; an input that the layer does not have.
+    /// The network does not have the layer or the tensor, or the layer does not have the input.
     pub fn set_input(&mut self, layer: LayerId, index: usize, tensor: TensorId) -> Result<()> {
         self.check_tensor(tensor)?;
         let layer = self.layer_mut(layer)?;

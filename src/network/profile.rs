@@ -51,7 +51,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// More than [`MAX_PROFILES`] profiles.
+    /// The network has [`MAX_PROFILES`] profiles.
     pub fn add_optimization_profile(&mut self) -> Result<usize> {
         if self.profile_count == MAX_PROFILES {
             bail!(InvalidArgument, "the network has {MAX_PROFILES} optimization profiles, and cannot have more");
@@ -74,7 +74,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - There is no such profile, or it has shapes for the input already.
+    /// - No profile has this index, or it has shapes for the input already.
     /// - The tensor is not an input of this network.
     /// - A shape has another number of dimensions, or another value for a dimension that is not
     ///   dynamic.

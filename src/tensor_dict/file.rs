@@ -54,10 +54,10 @@ impl TensorDict {
     ///
     /// # Errors
     ///
-    /// They name the file.
-    /// - `InvalidArgument`: it is no safetensors file, or one that was cut or changed; a tensor has
+    /// Each names the file.
+    /// - `InvalidArgument`: the file is not a safetensors file, or was cut or changed; a tensor has
     ///   more than [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions.
-    /// - `System`: it cannot be read, or memory cannot hold its tensors.
+    /// - `System`: the file cannot be read, or memory cannot hold its tensors.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         load(path).map_err(|e| about(path, e))
@@ -87,7 +87,7 @@ impl TensorDict {
     ///
     /// # Errors
     ///
-    /// They name the file, which is as it was.
+    /// Each names the file, which stays as it was.
     /// - `InvalidArgument`: an opaque type is none of the format's; a tensor has the name
     ///   `__metadata__`.
     /// - `System`: the file cannot be written, or a GPU fails.

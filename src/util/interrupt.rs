@@ -139,7 +139,7 @@ fn is_watched() -> bool {
 ///
 /// # Errors
 ///
-/// It is inside.
+/// `InvalidArgument`: this thread is inside the hook.
 pub(crate) fn check_may_wait() -> Result<()> {
     if HOOK.is_inside() {
         bail!(InvalidArgument, "the interrupt hook cannot make a call that waits for other ranks or for work");

@@ -48,7 +48,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn add_cast(&mut self, input: TensorId, to: DataType) -> Result<TensorId> {
         self.add_layer(LayerBody::Cast(CastLayer { to }), &[input])
     }

@@ -48,7 +48,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Dimensions whose product is not the number of elements.
+    /// The product of the dimensions is not the number of elements.
     pub fn add_constant<T: Element>(
         &mut self,
         elements: &[T],
@@ -61,7 +61,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// None so far.
+    /// At present the call always succeeds.
     pub fn add_constant_buffer(&mut self, buffer: Buffer) -> Result<TensorId> {
         self.add_layer(LayerBody::Constant(ConstantLayer { value: Arc::new(buffer) }), &[])
     }

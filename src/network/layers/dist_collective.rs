@@ -86,7 +86,7 @@ impl Network {
     /// - A rank occurs twice, a group is empty, or groups have different lengths.
     /// - `nb_rank` is 0.
     /// - bool is averaged.
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
         let mut layer = collective.into();
         if layer.name().is_empty() {
@@ -118,7 +118,7 @@ impl Network {
     ///
     /// - The errors of [`DistCollectiveLayer::new`].
     /// - bool is averaged.
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     pub fn add_dist_collective(
         &mut self,
         input: TensorId,

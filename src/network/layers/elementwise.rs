@@ -119,7 +119,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     /// - Inputs of two types.
     /// - A difference or a quotient of bool.
     pub fn add_elementwise(&mut self, a: TensorId, b: TensorId, operation: ElementWiseOperation) -> Result<TensorId> {

@@ -35,7 +35,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// A tensor that this network does not have.
+    /// The network does not have the tensor.
     pub fn add_identity(&mut self, input: TensorId) -> Result<TensorId> {
         self.add_layer(LayerBody::Identity(IdentityLayer {}), &[input])
     }

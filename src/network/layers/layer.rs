@@ -81,7 +81,7 @@ impl Layer {
     ///
     /// # Errors
     ///
-    /// Zero, or more than one for a layer that is no collective.
+    /// `nb_rank` is 0, or more than 1 for a layer that is not a collective.
     pub fn set_nb_rank(&mut self, nb_rank: u32) -> Result<()> {
         match &mut self.body {
             LayerBody::DistCollective(layer) => layer.set_nb_rank(nb_rank),

@@ -134,7 +134,7 @@ pub(crate) trait LayerOp {
     ///
     /// # Errors
     ///
-    /// It does not run on a GPU.
+    /// The layer does not run on a GPU.
     fn kernels(&self, _inputs: &[DataType]) -> Result<Vec<Kernel>> {
         Ok(Vec::new())
     }

@@ -78,14 +78,14 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Inputs that the plugin does not take.
+    /// The plugin does not take these inputs.
     fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>>;
 
     /// The shapes of the outputs, from the shapes of the inputs.
     ///
     /// # Errors
     ///
-    /// Inputs that the plugin does not take.
+    /// The plugin does not take these inputs.
     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
 
     /// Computes the outputs. On a GPU it enqueues that on the stream and does not wait.
@@ -107,7 +107,7 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The plugin cannot be serialized. Unless implemented, none can.
+    /// The plugin cannot be serialized. The default implementation returns this error.
     fn serialize(&self) -> Result<Vec<u8>> {
         Err(error!(Unsupported, "plugin {:?} does not say how it is serialized", self.type_name()))
     }
@@ -136,7 +136,7 @@ impl<'a> PluginCall<'a> {
     ///
     /// # Errors
     ///
-    /// There is no such input.
+    /// No input has this index.
     pub fn input(&self, index: usize) -> Result<TensorView<'a>> {
         match self.raw(&self.run.layer.inputs, index) {
             // SAFETY: the promise of `run`.
@@ -155,7 +155,7 @@ impl<'a> PluginCall<'a> {
     ///
     /// # Errors
     ///
-    /// There is no such output.
+    /// No output has this index.
     pub fn output(&mut self, index: usize) -> Result<TensorViewMut<'_>> {
         match self.raw(&self.run.layer.outputs, index) {
             // SAFETY: the promise of `run`; `self` is borrowed mutably, so there is one view of an
@@ -322,7 +322,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     /// - The plugin does not take the types of the inputs.
     /// - The plugin has no outputs.
     pub fn add_plugin(&mut self, name: &str, plugin: impl Plugin, inputs: &[TensorId]) -> Result<TensorId> {

@@ -218,7 +218,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     /// - A transpose that is not a permutation, or a reshape with more than one -1.
     pub fn add_shuffle(&mut self, input: TensorId, shuffle: Shuffle) -> Result<TensorId> {
         self.add_layer(LayerBody::Shuffle(shuffle), &[input])

@@ -194,7 +194,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// - A tensor that this network does not have.
+    /// - The network does not have the tensor.
     /// - `start`, `size` and `stride` of different lengths, or longer than [`MAX_DIMS`].
     /// - A start or a size below 0.
     pub fn add_slice(&mut self, input: TensorId, start: &[i64], size: &[i64], stride: &[i64]) -> Result<TensorId> {
