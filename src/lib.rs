@@ -41,7 +41,7 @@
 //! | [`interrupt`] | how a program ends waits of the library |
 //!
 //! Ranks are threads of one process or processes, with a GPU each or without any.
-//! [`Environment::from_env`] finds what the launcher started; [`Communicator::in_process`] is for
+//! [`Environment::from_env`] finds what the launcher started; [`Communicator::spawn`] is for
 //! threads. Engines in C and C++ use the library in the same three ways, through
 //! `distcollective.h`.
 //!

@@ -89,7 +89,7 @@ fn second_time() -> impl FnMut() -> ControlFlow<()> + Send + 'static {
 
 /// Two ranks, whose timeout is beyond the tests' deadline.
 fn two_ranks() -> [Communicator; 2] {
-    Communicator::in_process(2).expect("ranks").try_into().expect("two")
+    Communicator::builder().in_process(2).expect("ranks").try_into().expect("two")
 }
 
 fn operands() -> Operands {
@@ -179,7 +179,7 @@ fn a_wait_for_a_message_gives_it_back() {
 /// One rank alone waits for no other, so only the step between two pieces looks at the hook.
 #[test]
 fn a_long_move_ends_between_its_pieces() {
-    let communicator = Communicator::in_process(1).expect("a rank").remove(0);
+    let communicator = Communicator::builder().in_process(1).expect("a rank").remove(0);
     let error = hooked(
         || ControlFlow::Break(()),
         move || {
@@ -371,7 +371,7 @@ fn a_call_of_the_hook_does_not_wait() {
             inline,
             waited,
             stream.synchronize(),
-            Communicator::in_process(1).map(drop),
+            Communicator::builder().in_process(1).map(drop),
             connect("nothing", 0, 2).map(drop),
             Environment::builder().rank(0).world_size(2).initialize().map(drop),
             set_interrupt_hook(|| ControlFlow::Continue(())),

@@ -44,8 +44,9 @@ extern "C" fn dcl_version() -> u32 {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut new, mut old) = ([1.0f32], [2.0f32]);
-    distcollective::Communicator::in_process(1)?[0].all_reduce(&mut new, distcollective::ReduceOperation::Sum)?;
-    earlier::Communicator::in_process(1)?[0].all_reduce(&mut old, earlier::ReduceOperation::Sum)?;
+    distcollective::Communicator::builder().in_process(1)?[0]
+        .all_reduce(&mut new, distcollective::ReduceOperation::Sum)?;
+    earlier::Communicator::builder().in_process(1)?[0].all_reduce(&mut old, earlier::ReduceOperation::Sum)?;
     println!("{} {new:?} {old:?}", dcl_version());
     Ok(())
 }
@@ -60,7 +61,8 @@ extern "C" fn dcl_version() -> u32 {
 #[test]
 fn a_symbol_of_the_program_links_with_the_library() -> Result<(), Box<dyn std::error::Error>> {
     let mut value = [1.0f32];
-    distcollective::Communicator::in_process(1)?[0].all_reduce(&mut value, distcollective::ReduceOperation::Sum)?;
+    distcollective::Communicator::builder().in_process(1)?[0]
+        .all_reduce(&mut value, distcollective::ReduceOperation::Sum)?;
     assert_eq!((dcl_version(), value), (7, [1.0]));
     Ok(())
 }

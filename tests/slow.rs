@@ -13,7 +13,7 @@ const CASE: &str = "DCL_TEST_CASE";
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
     distcollective::log::show_warnings();
-    let ranks = match Communicator::in_process(2) {
+    let ranks = match Communicator::builder().in_process(2) {
         Ok(ranks) => ranks,
         Err(error) => return println!("{error}"),
     };

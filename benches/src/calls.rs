@@ -25,7 +25,7 @@ type Make = fn(Communicator) -> Result<Call>;
 pub fn measure() -> Result<()> {
     let ways: [(&str, Make); 2] = [("bare", bare), ("engine", engine)];
     for (way, make) in ways {
-        let mut alone = make(Communicator::in_process(1)?.remove(0))?;
+        let mut alone = make(Communicator::builder().in_process(1)?.remove(0))?;
         let alone = median_micros(SAMPLES, CALLS, &mut alone)?;
         let pair = beside_peer(make, |call| median_micros(SAMPLES, CALLS, call))?;
         for (ranks, time) in [(1, alone), (2, pair)] {

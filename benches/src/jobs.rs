@@ -41,7 +41,8 @@ pub fn beside_peer<C: FnMut() -> Result<()>, T>(
     make: impl Fn(Communicator) -> Result<C> + Sync,
     measure: impl FnOnce(&mut C) -> Result<T>,
 ) -> Result<T> {
-    let [own, other] = Communicator::in_process(2)?
+    let [own, other] = Communicator::builder()
+        .in_process(2)?
         .try_into()
         .map_err(|_| Error::new(ErrorKind::System, "a communicator of two ranks has other ranks"))?;
     std::thread::scope(|scope| {

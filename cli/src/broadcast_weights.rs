@@ -74,26 +74,24 @@ fn sentence(summary: &Value) -> String {
 fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     let n = arguments.n;
     let outputs = arguments.output.as_ref().map(|pattern| rank_files::of_ranks("--output", pattern, n)).transpose()?;
-    Communicator::check_backend(arguments.backend, n).map_err(|e| e.to_string())?;
+    let backend = arguments.backend.resolve(n).map_err(|e| e.to_string())?;
     let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
     // SAFETY: the help says that nothing may change the file. This program replaces it at most.
     let model = unsafe { TensorDict::map(&arguments.model) }.map_err(|e| e.to_string())?;
     let (tensors, bytes) = (model.len(), model.byte_len());
-    let builder = Communicator::builder().backend(arguments.backend).timeout(timeout);
-    let communicators = builder.in_process(n).map_err(|e| e.to_string())?;
-    let backend = communicators[0].backend();
+    let builder = Communicator::builder().backend(backend).timeout(timeout);
     let bar = progress::bar("broadcasting", bytes);
-    let (start, model) = (Instant::now(), std::sync::Mutex::new(Some(model)));
+    let model = std::sync::Mutex::new(Some(model));
     let receive = |communicator: Communicator| {
         let rank = communicator.rank().0;
         // The source's dictionary is rank 0's.
         let own = if rank == 0 { model.lock().ok().and_then(|mut model| model.take()) } else { None };
-        let mut dict = own.unwrap_or_default();
+        let (mut dict, start) = (own.unwrap_or_default(), Instant::now());
         communicator.broadcast_tensor_dict(&mut dict, &options(arguments.shared, rank == n - 1, rank == 0, &bar))?;
-        Ok(dict)
+        Ok((start.elapsed().as_secs_f64(), dict))
     };
-    let dicts = Communicator::spawn_on(communicators, receive).map_err(|e| e.to_string())?;
-    let seconds = start.elapsed().as_secs_f64();
+    let received = builder.spawn(n, receive).map_err(|e| e.to_string())?;
+    let (seconds, dicts): (Vec<f64>, Vec<_>) = received.into_iter().unzip();
     bar.finish_and_clear();
     if let Some(outputs) = &outputs {
         write(outputs, &dicts)?;
@@ -105,7 +103,7 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
         "backend": backend.name(),
         "tensors": tensors,
         "bytes": bytes,
-        "seconds": seconds,
+        "seconds": seconds.into_iter().fold(0.0, f64::max),
         "outputs": outputs,
     }))
 }

@@ -97,15 +97,13 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     let input_files = rank_files::of_ranks("--input", &arguments.input, arguments.n)?;
     let output_files = rank_files::of_ranks("--output", &arguments.output, arguments.n)?;
     let layer = layer(arguments)?;
-    Communicator::check_backend(arguments.backend, arguments.n).map_err(|e| e.to_string())?;
+    let backend = arguments.backend.resolve(arguments.n).map_err(|e| e.to_string())?;
     let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
     check_apart(&input_files, &output_files)?;
     let inputs = read_inputs(&input_files, arguments.dtype)?;
-    let builder = Communicator::builder().backend(arguments.backend).timeout(timeout);
-    let communicators = builder.in_process(arguments.n).map_err(|e| e.to_string())?;
-    let backend = communicators[0].backend();
+    let builder = Communicator::builder().backend(backend).timeout(timeout);
     let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
-    let outputs = Communicator::spawn_on(communicators, run).map_err(|e| e.to_string())?;
+    let outputs = builder.spawn(arguments.n, run).map_err(|e| e.to_string())?;
     write_outputs(&output_files, &outputs)?;
     let ranks = input_files.iter().zip(&output_files).zip(inputs.iter().zip(&outputs)).enumerate();
     let ranks: Vec<Value> = ranks

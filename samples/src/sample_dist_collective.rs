@@ -21,8 +21,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use distcollective::comm::BackendKind;
-use distcollective::comm::timeout_or;
+use distcollective::comm::{BackendKind, CommunicatorBuilder, timeout_or};
 use distcollective::network::{LayerBody, Shuffle};
 use distcollective::tensor::{F8E4M3, F8E5M2, Shape, bf16, f16};
 use distcollective::{
@@ -150,7 +149,7 @@ fn main() -> ExitCode {
 
 /// Starts this program once for each rank, with the variables of a launcher.
 fn start_processes(job: &Job) -> std::result::Result<ExitCode, Box<dyn std::error::Error>> {
-    Communicator::check_backend(job.arguments.backend, job.ranks)?;
+    job.arguments.backend.resolve(job.ranks)?;
     let program = std::env::current_exe()?;
     let command = |_: Rank| {
         let mut command = Command::new(&program);
@@ -242,21 +241,16 @@ impl Row {
 
 /// Runs every operation on ranks that are threads of this process.
 fn in_threads(job: &Job) -> Result<Vec<Row>> {
-    let mut backend = "none";
-    let mut rows = Vec::new();
-    for &operation in &job.operations {
-        let builder = Communicator::builder().backend(job.arguments.backend).timeout(timeout_or(TIMEOUT)?);
-        let communicators = builder.in_process(job.ranks)?;
-        backend = communicators[0].backend().name();
-        rows.push(demonstrate(job, operation, communicators));
-    }
+    let backend = job.arguments.backend.resolve(job.ranks)?;
+    let builder = Communicator::builder().backend(backend).timeout(timeout_or(TIMEOUT)?);
+    let rows: Vec<Row> = job.operations.iter().map(|&operation| demonstrate(job, operation, &builder)).collect();
     let threads = if job.ranks == 1 { "thread" } else { "threads" };
-    print_summary(job, threads, backend, &rows);
+    print_summary(job, threads, backend.name(), &rows);
     Ok(rows)
 }
 
 /// Builds one operation's network and runs it, each rank on a thread of its own.
-fn demonstrate(job: &Job, operation: CollectiveOperation, communicators: Vec<Communicator>) -> Row {
+fn demonstrate(job: &Job, operation: CollectiveOperation, builder: &CommunicatorBuilder) -> Row {
     let mut row = Row::new(operation);
     let plan = match build(job, operation) {
         Ok(plan) => plan,
@@ -268,7 +262,7 @@ fn demonstrate(job: &Job, operation: CollectiveOperation, communicators: Vec<Com
     row.passed = true;
     // Ranks return their errors as values, so that every rank's is printed.
     let run = |communicator: Communicator| Ok(run_rank(job, operation, &plan, &communicator));
-    match Communicator::spawn_on(communicators, run) {
+    match builder.clone().spawn(job.ranks, run) {
         Ok(outcomes) => outcomes.into_iter().enumerate().for_each(|(rank, outcome)| row.report(rank, outcome)),
         // A rank panicked, or its thread could not be started.
         Err(error) => row.report(error.rank().map_or(0, Rank::index), Err(error)),

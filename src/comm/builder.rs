@@ -10,7 +10,7 @@ use crate::rank::Rank;
 ///
 /// | ranks | what is set | the last call |
 /// |---|---|---|
-/// | threads of this process | [`backend`](Self::backend) | [`in_process`](Self::in_process) |
+/// | threads of this process | [`backend`](Self::backend) | [`spawn`](Self::spawn), [`in_process`](Self::in_process) |
 /// | processes of one machine and one user | [`job`](Self::job), `world_size`, `rank` | [`connect`](Self::connect) |
 /// | threads or processes with a GPU each | [`nccl`](Self::nccl), `world_size`, `rank`, `device` | [`connect`](Self::connect) |
 ///
@@ -18,12 +18,13 @@ use crate::rank::Rank;
 /// use std::time::Duration;
 ///
 /// use distcollective::comm::BackendKind;
-/// use distcollective::Communicator;
+/// use distcollective::{Communicator, Determinism};
 ///
 /// // NCCL if there are two GPUs, else the host.
-/// let builder = Communicator::builder();
-/// let builder = builder.backend(BackendKind::Auto).timeout(Duration::from_secs(60));
-/// assert_eq!(builder.in_process(2)?.len(), 2);
+/// let backend = BackendKind::Auto.resolve(2)?;
+/// let builder = Communicator::builder().backend(backend).determinism(Determinism::Exact);
+/// let ranks = builder.timeout(Duration::from_secs(60)).in_process(2)?;
+/// assert_eq!((ranks.len(), ranks[1].backend()), (2, backend));
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
@@ -40,7 +41,7 @@ use crate::rank::Rank;
 ///
 /// [`Environment`](crate::Environment) does the same with what the launcher says.
 #[derive(Clone, Debug, Default)]
-#[must_use = "there is no communicator until `connect` or `in_process` is called"]
+#[must_use = "there is no communicator until `connect`, `spawn` or `in_process` is called"]
 pub struct CommunicatorBuilder {
     pub(super) backend: Option<BackendKind>,
     pub(super) job: Option<String>,

@@ -14,48 +14,10 @@ use crate::rank::Rank;
 use crate::util::{deadline_after, interrupt};
 
 impl Communicator {
-    /// The ranks of a new communicator whose ranks are threads of this process. Element `r` is rank
-    /// `r`, to be moved to its thread.
-    ///
-    /// ```
-    /// use distcollective::{Communicator, ReduceOperation};
-    ///
-    /// let ranks = Communicator::in_process(3)?;
-    /// assert_eq!(ranks[2].rank().0, 2);
-    /// // On a thread for each rank.
-    /// let sums = Communicator::spawn_on(ranks, |communicator| {
-    ///     let mut x = [communicator.rank().0 as f32, 1.0];
-    ///     communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
-    ///     Ok(x)
-    /// })?;
-    /// assert_eq!(sums, [[3.0, 3.0]; 3]);
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// A communicator of no rank, or of more than 1024.
-    pub fn in_process(world_size: u32) -> Result<Vec<Self>> {
-        Self::builder().in_process(world_size)
-    }
-
     /// Makes a communicator with what is given: on a backend, between processes, by an NCCL id; see
     /// [`CommunicatorBuilder`].
     pub fn builder() -> CommunicatorBuilder {
         CommunicatorBuilder::default()
-    }
-
-    /// Whether so many ranks of this process can be on a backend; see
-    /// [`CommunicatorBuilder::in_process`].
-    ///
-    /// # Errors
-    ///
-    /// What stands in the way.
-    pub fn check_backend(backend: BackendKind, world_size: u32) -> Result<()> {
-        match backend {
-            BackendKind::Host | BackendKind::Auto => Ok(()),
-            BackendKind::Nccl => nccl::check_gpus(world_size).map(|_| ()),
-        }
     }
 
     /// A communicator on the caller's `ncclComm_t`, which it borrows, as TensorRT's
@@ -79,11 +41,29 @@ impl Communicator {
     }
 }
 
+impl BackendKind {
+    /// The backend that [`CommunicatorBuilder::in_process`] takes for so many ranks; never
+    /// [`Auto`](Self::Auto).
+    ///
+    /// # Errors
+    ///
+    /// It is [`Nccl`](Self::Nccl), and there is no NCCL from 2.19 on, no CUDA, or a GPU too few.
+    pub fn resolve(self, world_size: u32) -> Result<Self> {
+        let check = || nccl::check_gpus(world_size).map(|_| BackendKind::Nccl);
+        match self {
+            BackendKind::Host => Ok(BackendKind::Host),
+            BackendKind::Nccl => check(),
+            // Some layers and types need kernels, which NVRTC compiles.
+            BackendKind::Auto => Ok(nvrtc_version().and_then(|_| check()).unwrap_or(BackendKind::Host)),
+        }
+    }
+}
+
 impl CommunicatorBuilder {
     /// Makes a communicator whose ranks are threads of this process. Element `r` is rank `r`, to be
-    /// moved to its thread. On NCCL, rank `r` has GPU `r`. From NCCL 2.30 on, with
-    /// `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU, and there may be more ranks than
-    /// GPUs.
+    /// moved to its thread; [`spawn`](Self::spawn) starts the threads too. On NCCL, rank `r` has
+    /// GPU `r`. From NCCL 2.30 on, with `NCCL_MULTI_RANK_GPU_ENABLE=1`, ranks may share a GPU, and
+    /// there may be more ranks than GPUs.
     ///
     /// # Errors
     ///
@@ -106,18 +86,12 @@ impl CommunicatorBuilder {
             bail!(InvalidArgument, "a communicator has at least one rank");
         }
         let timeout = self.own_timeout()?;
-        let is_nccl = match self.backend.unwrap_or(BackendKind::Host) {
-            BackendKind::Host => false,
-            BackendKind::Nccl => true,
-            // Some layers and types need kernels, which NVRTC compiles.
-            BackendKind::Auto => nvrtc_version().and_then(|_| nccl::check_gpus(world_size)).is_ok(),
-        };
-        let backends: Vec<Arc<dyn Backend>> = match is_nccl {
-            true => nccl::in_process(world_size, || host_ranks(world_size), deadline_after(timeout))?,
-            false if world_size > MAX_RANKS => {
+        let backends: Vec<Arc<dyn Backend>> = match self.backend.unwrap_or(BackendKind::Host).resolve(world_size)? {
+            BackendKind::Nccl => nccl::in_process(world_size, || host_ranks(world_size), deadline_after(timeout))?,
+            _ if world_size > MAX_RANKS => {
                 bail!(InvalidArgument, "{world_size} ranks; a communicator on the host has at most {MAX_RANKS}")
             }
-            false => host_ranks(world_size)?,
+            _ => host_ranks(world_size)?,
         };
         Ok(backends.into_iter().map(|backend| self.communicator(backend, timeout)).collect())
     }

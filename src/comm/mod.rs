@@ -208,7 +208,7 @@ impl Communicator {
     /// ```
     /// use distcollective::{Communicator, Determinism, ReduceOperation};
     ///
-    /// let communicator = Communicator::in_process(1)?.remove(0);
+    /// let communicator = Communicator::builder().in_process(1)?.remove(0);
     /// let mut x = [1.0f32];
     /// communicator.with_determinism(Determinism::Exact).all_reduce(&mut x, ReduceOperation::Sum)?;
     /// # Ok::<(), distcollective::Error>(())

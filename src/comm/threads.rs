@@ -2,14 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::Communicator;
+use super::{Communicator, CommunicatorBuilder};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::util::panic_message;
 
 impl Communicator {
-    /// Runs `body` on `world_size` threads, one for each rank of a new communicator
-    /// ([`in_process`](Self::in_process)), and gives what the ranks return, in rank order.
+    /// Runs `body` on `world_size` threads, one for each rank of a new communicator on the host,
+    /// and gives what the ranks return, in rank order. [`CommunicatorBuilder::spawn`] does it with
+    /// another backend or timeout.
     ///
     /// ```
     /// use distcollective::{Communicator, ReduceOperation};
@@ -31,19 +32,34 @@ impl Communicator {
     ///   not wait. The error is that of the rank that failed first, not one that follows from it,
     ///   and names the rank; a panic is an [`ErrorKind::Aborted`].
     pub fn spawn<T: Send>(world_size: u32, body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
-        Self::spawn_on(Self::in_process(world_size)?, body)
+        Self::builder().spawn(world_size, body)
     }
+}
 
-    /// [`spawn`](Self::spawn) on communicators that exist: each is moved to a thread of its own.
+impl CommunicatorBuilder {
+    /// [`in_process`](Self::in_process), and runs `body` on a thread for each rank. Gives what the
+    /// ranks return, in rank order.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use distcollective::Communicator;
+    ///
+    /// let builder = Communicator::builder().timeout(Duration::from_secs(60));
+    /// let ranks = builder.spawn(3, |communicator| {
+    ///     communicator.barrier()?;
+    ///     Ok(communicator.rank().0)
+    /// })?;
+    /// assert_eq!(ranks, [0, 1, 2]);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`spawn`](Self::spawn).
-    pub fn spawn_on<T: Send>(
-        communicators: Vec<Communicator>,
-        body: impl Fn(Communicator) -> Result<T> + Sync,
-    ) -> Result<Vec<T>> {
-        let body = &body;
+    /// Those of [`in_process`](Self::in_process), and those of threads and ranks in
+    /// [`Communicator::spawn`].
+    pub fn spawn<T: Send>(self, world_size: u32, body: impl Fn(Communicator) -> Result<T> + Sync) -> Result<Vec<T>> {
+        let (communicators, body) = (self.in_process(world_size)?, &body);
         let results: Vec<Result<T, Failure>> = std::thread::scope(|scope| {
             let start = |communicator: Communicator| {
                 let rank = communicator.origin_rank();

@@ -92,7 +92,7 @@ mod tests {
             let communicator = communicator.with_timeout(Duration::from_secs(10));
             (NamedGroups::new(communicator.clone()), communicator)
         };
-        Communicator::in_process(world_size).expect("ranks").into_iter().map(of_rank).collect()
+        Communicator::builder().in_process(world_size).expect("ranks").into_iter().map(of_rank).collect()
     }
 
     const BOTH: [Rank; 2] = [Rank(0), Rank(1)];

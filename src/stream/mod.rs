@@ -49,7 +49,7 @@ const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
 /// use distcollective::comm::Operands;
 /// use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
 ///
-/// let communicator = Communicator::in_process(1)?.remove(0);
+/// let communicator = Communicator::builder().in_process(1)?.remove(0);
 /// let stream = Stream::worker()?;
 /// let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
 /// let buffer = || Buffer::from_slice(&[1.0f32, 2.0], [2]);

@@ -27,7 +27,7 @@ use crate::util::{deadline_after, interrupt, lock};
 /// use distcollective::stream::WorkError;
 /// use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
 ///
-/// let communicator = Communicator::in_process(1)?.remove(0);
+/// let communicator = Communicator::builder().in_process(1)?.remove(0);
 /// let stream = Stream::worker()?;
 /// let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
 /// let operands = Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?);
@@ -184,7 +184,7 @@ impl<T: Send + 'static> Work<T> {
     /// # use distcollective::collective::Collective;
     /// # use distcollective::comm::Operands;
     /// # use distcollective::{Buffer, Communicator, ReduceOperation, Stream};
-    /// # let communicator = Communicator::in_process(1)?.remove(0);
+    /// # let communicator = Communicator::builder().in_process(1)?.remove(0);
     /// # let stream = Stream::worker()?;
     /// # let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     /// # let operands = Operands::in_place(Buffer::from_slice(&[1.0f32, 2.0], [2])?);

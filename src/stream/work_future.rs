@@ -34,7 +34,7 @@ use super::work::{EnqueueError, Work};
 /// #     fn wake(self: std::sync::Arc<Self>) { self.0.unpark() }
 /// # }
 /// # let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
-/// # let mut training = std::pin::pin!(train(Communicator::in_process(1)?.remove(0)));
+/// # let mut training = std::pin::pin!(train(Communicator::builder().in_process(1)?.remove(0)));
 /// # let sum = loop {
 /// #     match training.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
 /// #         std::task::Poll::Ready(sum) => break sum?,

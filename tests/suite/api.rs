@@ -55,7 +55,7 @@ fn public_types_are_send_and_sync() {
 }
 
 fn ranks(n: u32) -> Vec<Communicator> {
-    let ranks = Communicator::in_process(n).expect("n is not zero").into_iter();
+    let ranks = Communicator::builder().in_process(n).expect("n is not zero").into_iter();
     ranks.map(|communicator| communicator.with_timeout(DEADLINE)).collect()
 }
 
@@ -78,7 +78,7 @@ fn spawn_gives_the_error_that_the_others_follow_from() {
         Rank(2) => Err(Error::new(ErrorKind::Unsupported, "not here")),
         _ => communicator.barrier(),
     };
-    let error = Communicator::spawn_on(ranks(3), fails).expect_err("rank 2 fails");
+    let error = Communicator::builder().timeout(DEADLINE).spawn(3, fails).expect_err("rank 2 fails");
     assert_eq!((error.kind(), error.rank()), (ErrorKind::Unsupported, Some(Rank(2))));
     assert_eq!(error.to_string(), "rank 2: not here");
 }
@@ -89,7 +89,7 @@ fn spawn_gives_a_panic_as_an_error() {
         Rank(1) => panic!("no such luck"),
         _ => communicator.barrier(),
     };
-    let error = Communicator::spawn_on(ranks(2), panics).expect_err("rank 1 panics");
+    let error = Communicator::builder().timeout(DEADLINE).spawn(2, panics).expect_err("rank 1 panics");
     assert_eq!(error.to_string(), "rank 1: the rank panicked: no such luck");
 }
 

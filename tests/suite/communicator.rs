@@ -501,8 +501,8 @@ fn a_rank_in_one_process_may_be_driven_by_several_threads() {
 
 #[test]
 fn an_in_process_communicator_has_a_rank() {
-    assert_eq!(Communicator::in_process(0).expect_err("no rank").kind(), ErrorKind::InvalidArgument);
-    let one = Communicator::in_process(1).expect("one rank").remove(0);
+    assert_eq!(Communicator::builder().in_process(0).expect_err("no rank").kind(), ErrorKind::InvalidArgument);
+    let one = Communicator::builder().in_process(1).expect("one rank").remove(0);
     let mut x = [f32::from_bits(0xffc1_2345)];
     one.all_reduce(&mut x, ReduceOperation::Sum).expect("the identity");
     assert_eq!(x[0].to_bits(), 0xffc1_2345, "a reduction over one rank changes no byte");

@@ -384,7 +384,7 @@ fn an_identity_needs_no_communicator_and_keeps_every_byte() {
     };
     let bytes = |y: [distcollective::tensor::Bool; 4]| y.map(|b| b.0);
     assert_eq!(bytes(run(None).expect("no communicator is needed")), [0, 1, 2, 255]);
-    let alone = &Communicator::in_process(1).expect("one rank")[0];
+    let alone = &Communicator::builder().in_process(1).expect("one rank")[0];
     assert_eq!(bytes(run(Some(alone)).expect("one rank")), [0, 1, 2, 255]);
     // On several ranks the layers with nb_rank 1 are still the identity, and the layer without it
     // is an error.

@@ -133,8 +133,7 @@ fn eager_calls_that_differ_disagree() {
 #[test]
 fn a_group_has_the_determinism_of_its_origin() {
     let builder = Communicator::builder().determinism(Determinism::Exact);
-    let communicators = builder.in_process(2).expect("two ranks");
-    let groups = Communicator::spawn_on(communicators, |communicator| {
+    let groups = builder.spawn(2, |communicator| {
         assert_eq!(communicator.determinism(), Determinism::Exact);
         let plain = communicator.with_determinism(Determinism::Backend);
         let of = |group: Option<Communicator>| group.expect("every rank has a color").determinism();

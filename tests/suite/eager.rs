@@ -220,7 +220,7 @@ fn the_error_of_work_is_told_without_taking_it() {
         let waited = Error::from(work.wait().expect_err("rank 1 has left"));
         assert_eq!([told.to_string(), again.to_string()], [waited.to_string(), waited.to_string()]);
     });
-    let work = begin_barrier(&Communicator::in_process(1).expect("a rank")[0]);
+    let work = begin_barrier(&Communicator::builder().in_process(1).expect("a rank")[0]);
     let work = work.wait_timeout(DEADLINE).expect("it ends");
     work.expect("well");
 }
@@ -288,7 +288,7 @@ impl WhenStored {
 #[test]
 fn work_that_ends_while_its_waker_is_stored_is_ready() {
     on_ranks(1, |_| {
-        let [rank, peer] = Communicator::in_process(2).expect("ranks").try_into().expect("two");
+        let [rank, peer] = Communicator::builder().in_process(2).expect("ranks").try_into().expect("two");
         let mut future = begin_barrier(&rank).into_future();
         let waker = WhenStored::waker(move || {
             // When the second barrier has begun, the stream has nothing to do with the first.

@@ -27,7 +27,7 @@ fn worlds(n: u32) -> [Vec<Communicator>; 2] {
     let job = new_job();
     let builder = |rank| Communicator::builder().job(&job).world_size(n).rank(rank).timeout(patient(DEADLINE));
     let processes = bootstrap_all((0..n).map(builder).collect()).into_iter().collect::<Result<Vec<_>>>();
-    [Communicator::in_process(n).expect("ranks"), processes.expect("a bootstrap")]
+    [Communicator::builder().in_process(n).expect("ranks"), processes.expect("a bootstrap")]
 }
 
 /// Runs `body` on both.
@@ -431,7 +431,7 @@ fn a_group_has_messages_of_its_own() {
 
 #[test]
 fn wrong_arguments_of_messages_are_found_at_once() {
-    let communicator = Communicator::in_process(2).expect("ranks").remove(1);
+    let communicator = Communicator::builder().in_process(2).expect("ranks").remove(1);
     let error_of = |result: Result<()>| {
         let error = result.expect_err("a wrong argument");
         (error.kind(), error.to_string())
@@ -469,7 +469,7 @@ fn a_rank_that_left_is_told_from_one_that_has_sent() {
             "rank 0: send: send of 1 int32 to rank 1 with tag 0: rank 1 left the communicator"
         );
     }
-    let mut ranks = Communicator::in_process(3).expect("ranks");
+    let mut ranks = Communicator::builder().in_process(3).expect("ranks");
     drop(ranks.split_off(1));
     let error = ranks[0].recv(&mut [0], None, 0).expect_err("all have left");
     assert!(error.to_string().ends_with("from any rank with tag 0: ranks 1 and 2 left the communicator"), "{error}");

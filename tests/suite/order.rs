@@ -613,7 +613,7 @@ fn random_programs_never_disagree() {
     let programs = if std::env::var_os("DCL_EXHAUSTIVE").is_some() { 10_000 } else { 1_000 };
     for seed in 0..programs {
         let n = 2 + (seed % 3) as u32;
-        let communicators = Communicator::in_process(n).expect("ranks");
+        let communicators = Communicator::builder().in_process(n).expect("ranks");
         on_communicators(DEADLINE, communicators, move |communicator| random_program(seed, &communicator));
     }
 }

@@ -99,7 +99,7 @@ fn a_rank_that_takes_part_in_nothing_is_told() {
     // Without collectives, and in a group of one rank, there is nothing to warn of.
     let alone = chain([DistCollective::all_gather().group([Rank(0)]).into()]);
     let text = logged(|| {
-        let communicator = Communicator::in_process(1).expect("a rank").remove(0);
+        let communicator = Communicator::builder().in_process(1).expect("a rank").remove(0);
         for engine in [chain([sum().nb_rank(1).into()]), alone] {
             let mut context = engine.create_execution_context().expect("a context");
             context.set_communicator(&communicator).expect("it fits");

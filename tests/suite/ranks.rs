@@ -31,7 +31,7 @@ pub fn on_ranks_within<T: Send + 'static>(
     n: u32,
     body: impl Fn(Communicator) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
-    let communicators = Communicator::in_process(n).expect("n is not zero");
+    let communicators = Communicator::builder().in_process(n).expect("n is not zero");
     on_communicators(deadline, communicators, body)
 }
 

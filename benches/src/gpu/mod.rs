@@ -15,7 +15,6 @@ mod rank;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use distcollective::Communicator;
 use distcollective::comm::BackendKind;
 use serde_json::{Value, json};
 
@@ -63,7 +62,7 @@ pub struct Options {
 pub fn measure(options: &Options) -> Result<()> {
     // A launched rank learns it from its environment.
     if !options.is_launched
-        && let Err(error) = Communicator::check_backend(BackendKind::Nccl, options.ranks)
+        && let Err(error) = BackendKind::Nccl.resolve(options.ranks)
     {
         let name = options.benchmark.to_possible_value().map(|value| value.get_name().to_owned());
         print(json!({"benchmark": name, "ranks": options.ranks, "skipped": error.to_string()}));

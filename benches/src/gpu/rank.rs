@@ -28,9 +28,7 @@ pub fn on_ranks(options: &Options, body: impl Fn(&Caller) -> Result<()> + Sync) 
         let environment = Environment::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).initialize()?;
         return on_rank(environment.communicator().clone(), &body);
     }
-    let communicators =
-        Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).in_process(options.ranks)?;
-    Communicator::spawn_on(communicators, |communicator| {
+    Communicator::builder().backend(BackendKind::Nccl).timeout(TIMEOUT).spawn(options.ranks, |communicator| {
         on_rank(communicator, &body).map_err(|error| Error::new(ErrorKind::System, error.to_string()))
     })?;
     Ok(())

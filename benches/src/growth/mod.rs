@@ -40,9 +40,9 @@ fn run_rank(arguments: &Arguments) -> Result<()> {
 fn measure_all(arguments: &Arguments) -> Result<()> {
     layers::measure(arguments)?;
     for ranks in 1..=arguments.ranks {
+        let (connect, _) = timed(|| Communicator::builder().in_process(ranks))?;
         let before = memory::of_this_process()?;
-        let (connect, communicators) = timed(|| Communicator::in_process(ranks))?;
-        Communicator::spawn_on(communicators, |communicator| {
+        Communicator::spawn(ranks, |communicator| {
             calls::measure("threads", &communicator, arguments, before, connect)
         })?;
         run_as_job(ranks)?;

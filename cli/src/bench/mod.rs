@@ -203,17 +203,16 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let n = arguments.n.unwrap_or(2);
     // Finds mistakes in the options before any rank starts.
     prepare(arguments, n, "threads", "")?;
-    Communicator::check_backend(arguments.backend, n)?;
+    let backend = arguments.backend.resolve(n)?;
     let cpus = arguments.bind.sets(n)?;
     if arguments.processes {
         return start_processes(n, cpus);
     }
     let timeout = crate::timeout(arguments.timeout)?;
-    let communicators = Communicator::builder().backend(arguments.backend).timeout(timeout).in_process(n)?;
-    let bench = Bench { cpus, ..prepare(arguments, n, "threads", communicators[0].backend().name())? };
+    let bench = Bench { cpus, ..prepare(arguments, n, "threads", backend.name())? };
+    let builder = Communicator::builder().backend(backend).timeout(timeout);
     // Every rank returns the same number.
-    let run = |communicator: Communicator| bench.run(&communicator);
-    Ok(exit_code(Communicator::spawn_on(communicators, run)?[0]))
+    Ok(exit_code(builder.spawn(n, |communicator| bench.run(&communicator))?[0]))
 }
 
 /// Checks the options and makes the benchmark of them.

@@ -110,7 +110,7 @@ fn run_rank(communicator: &Communicator) -> Result<bool> {
     let file = if rank == Rank(0) { Some(make_weights()?) } else { None };
     let mut path = file.as_ref().map_or_else(Vec::new, |file| file.path().as_os_str().as_bytes().to_vec());
     communicator.broadcast_bytes(&mut path, 0)?;
-    let alone = Communicator::in_process(1)?.remove(0);
+    let alone = Communicator::builder().in_process(1)?.remove(0);
     let [split, whole] = load(Path::new(OsStr::from_bytes(&path)), [communicator, &alone]).map_err(of_candle)?;
     // Every rank has loaded its part, so rank 0 may remove the file.
     communicator.barrier()?;

@@ -236,7 +236,7 @@ mod tests {
         // SAFETY: no process writes the file any more.
         let vb =
             unsafe { ShardedSafeTensors::var_builder(&[file.path()], DType::F32, &Device::Cpu) }.expect("the file");
-        let alone = Communicator::in_process(1).expect("a communicator").remove(0);
+        let alone = Communicator::builder().in_process(1).expect("a communicator").remove(0);
         let model = || Llama::load(&CONFIG, vb.clone(), &alone).expect("the model");
         let logits = |tensor: Result<Tensor>| tensor.and_then(|tensor| tensor.to_vec1::<f32>()).expect("logits");
         let (mut at_once, mut one_by_one) = (model(), model());

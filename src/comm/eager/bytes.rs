@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn bytes_over_the_limit_are_an_argument_error() {
-        let communicator = Communicator::in_process(1).expect("a rank").remove(0);
+        let communicator = Communicator::builder().in_process(1).expect("a rank").remove(0);
         let exchange = BytesExchange::new(&communicator, GATHER);
         assert!(exchange.check_arguments(None, Some(MOST_BYTES)).is_ok());
         let error = exchange.check_arguments(None, Some(MOST_BYTES + 1)).expect_err("one too many");

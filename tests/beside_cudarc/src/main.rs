@@ -13,7 +13,7 @@ fn main() -> Result<()> {
         let files = cudarc::get_lib_name_candidates("cuda");
         assert!(files.iter().any(|file| file.contains("64_124")), "cudarc is not for CUDA 12.4: {files:?}");
     }
-    println!("NCCL: {:?}", Communicator::check_backend(BackendKind::Nccl, 1));
+    println!("NCCL: {:?}", BackendKind::Nccl.resolve(1));
     let mut one = [1f32];
-    Communicator::in_process(1)?[0].all_reduce(&mut one, ReduceOperation::Sum)
+    Communicator::builder().in_process(1)?[0].all_reduce(&mut one, ReduceOperation::Sum)
 }

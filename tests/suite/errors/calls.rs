@@ -202,7 +202,7 @@ fn enqueue_finds_overlap_and_misalignment() {
 #[test]
 fn eager_calls() {
     use ErrorKind::{InvalidArgument, InvalidBuffer};
-    let communicator = &Communicator::in_process(1).expect("a communicator")[0];
+    let communicator = &Communicator::builder().in_process(1).expect("a communicator")[0];
     expect(
         communicator.all_gather(&[1f32], &mut [0f32; 2]),
         InvalidBuffer,
@@ -304,7 +304,7 @@ fn illegal_overlap_and_null_are_refused_for_every_operation() {
 
 #[test]
 fn raw_eager_calls_are_checked_when_they_are_issued() {
-    let communicator = &Communicator::in_process(1).expect("a communicator")[0];
+    let communicator = &Communicator::builder().in_process(1).expect("a communicator")[0];
     let mut memory = [0i32; 8];
     let start: *mut i32 = memory.as_mut_ptr();
     let refused = |collective, elements, input: *const i32, output: *mut i32| {
@@ -372,7 +372,7 @@ fn bound_layers_in_another_order_are_an_error_on_every_rank() {
 
 #[test]
 fn a_bound_layer_checks_its_buffers() {
-    let communicator = &Communicator::in_process(1).expect("one rank")[0];
+    let communicator = &Communicator::builder().in_process(1).expect("one rank")[0];
     let layer = DistCollective::all_gather().nb_rank(1).named("sync").into_layer();
     let bound = layer.bind(communicator, DataType::Int32).expect("it fits");
     let run = |input: &[i32], output: &mut [i32], dims: &[usize]| bound.execute(Some(input), Some(output), dims);

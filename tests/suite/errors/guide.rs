@@ -105,7 +105,7 @@ fn one_layer(dims: &[i64], layer: impl Into<DistCollectiveLayer>) -> Result<Engi
 
 /// Mistakes in one rank's own arguments.
 fn before_anything_runs() -> Result<Vec<Error>> {
-    let rank_0 = Communicator::in_process(2)?.remove(0);
+    let rank_0 = Communicator::builder().in_process(2)?.remove(0);
     let sum = || DistCollective::all_reduce(ReduceOperation::Sum);
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Float32, [-1, 2])?;
@@ -336,7 +336,7 @@ fn interrupted_child() {
 
 /// Rank 0's error, whose fourth collective waits for a rank that does not come.
 fn interrupted_in_a_call() -> Error {
-    let ranks = Communicator::in_process(2).expect("ranks");
+    let ranks = Communicator::builder().in_process(2).expect("ranks");
     std::thread::scope(|scope| {
         for rank in &ranks {
             scope.spawn(|| (0..3).try_for_each(|_| rank.barrier()).expect("both ranks call it"));

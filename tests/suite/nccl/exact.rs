@@ -28,7 +28,7 @@ pub fn play(name: &str, ranks: u32) {
     match name {
         "lengths" => lengths(ranks),
         "graphs" => {
-            let host = Communicator::in_process(ranks).expect("ranks");
+            let host = Communicator::builder().in_process(ranks).expect("ranks");
             on_gpus(ranks, move |communicator| graphs(&communicator, &host[communicator.rank().index()]));
             assert_nothing_was_reduced();
         }
@@ -121,7 +121,7 @@ fn cases(n: usize) -> Vec<Case> {
 
 fn lengths(ranks: u32) {
     let n = ranks as usize;
-    let host = Communicator::in_process(ranks).expect("ranks");
+    let host = Communicator::builder().in_process(ranks).expect("ranks");
     on_gpus(ranks, move |communicator| {
         let (host, rank) = (&host[communicator.rank().index()], communicator.rank());
         let exact = communicator.with_determinism(Determinism::Exact);
