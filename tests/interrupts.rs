@@ -184,7 +184,8 @@ fn a_long_move_ends_between_its_pieces() {
         || ControlFlow::Break(()),
         move || {
             let (input, mut output) = (vec![1u8; 8 << 20], vec![0u8; 8 << 20]);
-            communicator.all_reduce_into(&input[..], &mut output[..], ReduceOperation::Sum)
+            let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+            communicator.collective(sum, Some(&input), Some(&mut output))
         },
     );
     assert_eq!(

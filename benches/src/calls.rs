@@ -1,6 +1,7 @@
 //! What a call costs beside its elements: 8 bytes, on one rank and between two threads; the bare
 //! collective, and the same as the only layer of an engine on the inline stream.
 
+use distcollective::collective::Collective;
 use distcollective::context::Bindings;
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, ExecutionContext, Network, ReduceOperation, Result, Stream,
@@ -41,7 +42,8 @@ fn buffer() -> Result<Buffer> {
 
 fn bare(communicator: Communicator) -> Result<Call> {
     let (x, mut y) = (buffer()?, buffer()?);
-    Ok(Box::new(move || communicator.all_reduce_into(&x, &mut y, MAX)))
+    let max = Collective::AllReduce { reduce_op: MAX };
+    Ok(Box::new(move || communicator.collective(max, Some(&x), Some(&mut y))))
 }
 
 fn engine(communicator: Communicator) -> Result<Call> {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use distcollective::collective::{GroupRank, Partition};
+use distcollective::collective::{Collective, GroupRank, Partition};
 use distcollective::comm::{CommunicatorBuilder, NcclId, Operands, RawCollective};
 use distcollective::context::Bindings;
 use distcollective::dist_collective::BoundLayer;
@@ -112,7 +112,7 @@ fn eager_calls_take_whatever_is_a_tensor() {
         assert_eq!(vector, [3.0; 8]);
 
         let mut sum = Buffer::zeroed(DataType::Float32, [2])?;
-        c.all_reduce_into(&[one, 0.0], &mut sum, SUM)?;
+        c.collective(Collective::AllReduce { reduce_op: SUM }, Some(&[one, 0.0]), Some(&mut sum))?;
         assert_eq!(sum.as_slice::<f32>()?, [3.0, 0.0]);
 
         // The same code on the root and on the other ranks.

@@ -44,17 +44,6 @@ impl Communicator {
         self.in_place(Collective::AllReduce { reduce_op }, buffer)
     }
 
-    /// Writes the reduction of every rank's `input` into every rank's `output`, which is as long.
-    #[doc = include_str!("errors.md")]
-    pub fn all_reduce_into<'a, 'b>(
-        &self,
-        input: impl TryInto<TensorView<'a>, Error: Into<Error>>,
-        output: impl TryInto<TensorViewMut<'b>, Error: Into<Error>>,
-        reduce_op: ReduceOperation,
-    ) -> Result<()> {
-        self.collective(Collective::AllReduce { reduce_op }, Some(input), Some(output))
-    }
-
     /// Gives every rank all inputs in rank order: `output` is `n` times as long as `input`.
     #[doc = include_str!("errors.md")]
     pub fn all_gather<'a, 'b>(

@@ -50,7 +50,8 @@ fn check_types(communicator: &Communicator) {
 
         for reduce_op in ReduceOperation::ALL {
             let mut expected = zeroed(n);
-            communicator.all_reduce_into(&input, &mut expected, reduce_op).expect("all_reduce");
+            let call = distcollective::collective::Collective::AllReduce { reduce_op };
+            communicator.collective(call, Some(&input), Some(&mut expected)).expect("all_reduce");
             let all_reduce = Collective::new(DistCollective::all_reduce(reduce_op), communicator);
             check("all_reduce", all_reduce.apply(&x).expect("all_reduce"), n, &expected);
 
