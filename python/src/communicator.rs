@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use distcollective::collective::Collective;
-use distcollective::comm::{BackendKind, RawCollective, RawMessage, Source, TransferType};
+use distcollective::comm::{BackendKind, RawCollective, RawMessage, RawOperands, Source, TransferType};
 use distcollective::tensor::MemorySpace;
 use distcollective::{Error, Rank, ReduceOperation, Stream};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -40,10 +40,11 @@ type Argument<'a, 'py> = (&'static str, &'a Bound<'py, PyAny>);
 type Started = PyResult<Option<Work>>;
 
 /// Addresses of tensors, which live longer than the calls on them.
-struct Addresses {
-    /// The input of a call and its output, or the other side of a list.
-    sides: [*mut u8; 2],
-    list: Vec<*mut u8>,
+enum Addresses {
+    /// The input and the output.
+    Pair([*mut u8; 2]),
+    /// A tensor, and one for each rank.
+    List(*mut u8, Vec<*mut u8>),
 }
 
 // SAFETY: the addresses are used while the tensors that they belong to are kept.
@@ -155,7 +156,7 @@ impl Communicator {
     ) -> Started {
         let tensor = self.tensor(&collective, argument, access)?;
         let (data_type, count) = (tensor.transfer_type(), tensor.element_count());
-        let addresses = Addresses { sides: [tensor.address(); 2], list: Vec::new() };
+        let addresses = Addresses::Pair([tensor.address(); 2]);
         // SAFETY: the addresses are those of the tensor, which has so many elements.
         unsafe {
             self.start(argument.1.py(), vec![tensor], async_op, |stream| {
@@ -188,7 +189,7 @@ impl Communicator {
             check_divided(output.0, &destination, n)?;
         }
         let data_type = source.transfer_type();
-        let addresses = Addresses { sides: [source.address(), destination.address()], list: Vec::new() };
+        let addresses = Addresses::Pair([source.address(), destination.address()]);
         let tensors = vec![source, destination];
         check_apart(&tensors)?;
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
@@ -231,13 +232,13 @@ impl Communicator {
         }
         let data_type = tensor.transfer_type();
         let list = tensors.iter().map(Tensor::address).collect();
-        let addresses = Addresses { sides: [tensor.address(), std::ptr::null_mut()], list };
+        let addresses = Addresses::List(tensor.address(), list);
         tensors.push(tensor);
         check_apart(&tensors)?;
         // SAFETY: the addresses are those of the tensors, whose lengths have been checked.
         unsafe {
             self.start(one.1.py(), tensors, async_op, |stream| {
-                addresses.enqueue_list(&self.communicator, collective, data_type, len, stream)
+                addresses.enqueue(&self.communicator, collective, data_type, len, stream)
             })
         }
     }
@@ -288,25 +289,12 @@ impl Addresses {
         block_elements: usize,
         stream: &Stream,
     ) -> Result<distcollective::Work<RawCollective>, Error> {
-        let [input, output] = self.sides;
+        let operands = match *self {
+            Addresses::Pair([input, output]) => RawOperands::Pair { input, output },
+            Addresses::List(one, ref list) => RawOperands::List { one, list },
+        };
         // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue(collective, data_type, block_elements, input, output, stream) }
-    }
-
-    /// # Safety
-    ///
-    /// As [`distcollective::Communicator::enqueue_list`].
-    unsafe fn enqueue_list(
-        &self,
-        communicator: &distcollective::Communicator,
-        collective: Collective<Rank>,
-        data_type: TransferType,
-        block_elements: usize,
-        stream: &Stream,
-    ) -> Result<distcollective::Work<RawCollective>, Error> {
-        let [one, _] = self.sides;
-        // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue_list(collective, data_type, block_elements, one, &self.list, stream) }
+        unsafe { communicator.enqueue(collective, data_type, block_elements, operands, stream) }
     }
 }
 

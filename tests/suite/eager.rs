@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Collective;
-use distcollective::comm::{Operands, RawCollective};
+use distcollective::comm::{Operands, RawCollective, RawOperands};
 use distcollective::stream::{EnqueueError, Work};
 use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Error, ErrorKind, Rank, ReduceOperation};
 use ndarray::{ArrayD, IxDyn};
@@ -652,7 +652,9 @@ fn wrong_lists_are_refused() {
         let error_of = |collective, one: *mut u8, list: &[*mut u8]| {
             let stream = distcollective::Stream::inline();
             // SAFETY: the call is refused, so no address is used.
-            let work = unsafe { communicator.enqueue_list(collective, DataType::Int32, 2, one, list, &stream) };
+            let work = unsafe {
+                communicator.enqueue(collective, DataType::Int32, 2, RawOperands::List { one, list }, &stream)
+            };
             work.map(drop).expect_err("a mistake").to_string()
         };
         let inside = address.wrapping_add(4);

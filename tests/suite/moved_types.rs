@@ -1,7 +1,7 @@
 //! Types that the library moves and does not reduce: ranks compare them.
 
 use distcollective::collective::Collective;
-use distcollective::comm::{MovedType, RawMessage, Source, TransferType};
+use distcollective::comm::{MovedType, RawMessage, RawOperands, Source, TransferType};
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use crate::ranks::on_ranks;
@@ -19,16 +19,12 @@ fn all_gather(communicator: &Communicator, data_type: TransferType, by_list: boo
     let (mut input, mut output) = ([rank, rank + 10], vec![0u64; 4]);
     let (one, out) = (input.as_mut_ptr().cast::<u8>(), output.as_mut_ptr().cast::<u8>());
     let stream = Stream::inline();
+    let operands = match by_list {
+        true => RawOperands::List { one, list: &[out, out.wrapping_add(16)] },
+        false => RawOperands::Pair { input: one, output: out },
+    };
     // SAFETY: the arrays live during the call, and have two elements for each rank.
-    let work = unsafe {
-        match by_list {
-            true => {
-                let list = [out, out.wrapping_add(16)];
-                communicator.enqueue_list(Collective::AllGather, data_type, 2, one, &list, &stream)
-            }
-            false => communicator.enqueue(Collective::AllGather, data_type, 2, one, out, &stream),
-        }
-    }?;
+    let work = unsafe { communicator.enqueue(Collective::AllGather, data_type, 2, operands, &stream) }?;
     work.wait()?;
     Ok(output)
 }
@@ -103,9 +99,10 @@ fn they_are_not_reduced() {
     on_ranks(1, |communicator| {
         let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
         let mut x = [1.0f64];
-        let address = x.as_mut_ptr().cast::<u8>();
+        let output = x.as_mut_ptr().cast::<u8>();
+        let operands = RawOperands::Pair { input: output, output };
         // SAFETY: the call is refused.
-        let work = unsafe { communicator.enqueue(sum, FLOAT64, 1, address, address, &Stream::inline()) };
+        let work = unsafe { communicator.enqueue(sum, FLOAT64, 1, operands, &Stream::inline()) };
         let error = work.map(drop).expect_err("a reduction");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("float64 is only moved, and this operation reduces"), "{error}");

@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use distcollective::collective::Collective;
-use distcollective::comm::Operands;
+use distcollective::comm::{Operands, RawOperands};
 use distcollective::context::Bindings;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
@@ -220,9 +220,10 @@ fn all_calls<'a>(communicator: &'a Communicator, group: &'a Communicator, other:
     let sum = Collective::AllReduce { reduce_op: SUM };
     let raw = move |communicator: &Communicator| {
         let mut x = [1i32];
-        let address = x.as_mut_ptr().cast::<u8>();
+        let output = x.as_mut_ptr().cast::<u8>();
+        let operands = RawOperands::Pair { input: output, output };
         // SAFETY: the memory exists until the work is done, and nothing else uses it.
-        let work = unsafe { communicator.enqueue(sum, DataType::Int32, 1, address, address, other)? };
+        let work = unsafe { communicator.enqueue(sum, DataType::Int32, 1, operands, other)? };
         work.wait().map(drop).map_err(Into::into)
     };
     vec![

@@ -2,6 +2,7 @@
 //! of the error, and long tensors. The conformance suite has every operation and shape.
 
 use distcollective::collective::Collective;
+use distcollective::comm::RawOperands;
 use distcollective::tensor::{MemorySpace, bf16, f16};
 use distcollective::{
     CollectiveOperation, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, ErrorKind, Network, Rank,
@@ -294,12 +295,12 @@ pub fn make_long_calls(communicator: &Communicator) {
         // In place, where a rank's own block is rounded where it lies.
         let mut all = vec![0f32; block * n as usize];
         all[rank.index() * block..][..block].copy_from_slice(&own()[..block]);
-        let address = all.as_mut_ptr().cast::<u8>();
-        let input = address.wrapping_add(rank.index() * block * 4);
+        let output = all.as_mut_ptr().cast::<u8>();
+        let operands = RawOperands::Pair { input: output.wrapping_add(rank.index() * block * 4), output };
         // SAFETY: both are in the vector, which only the call uses until it is done.
         let work = unsafe {
             let stream = distcollective::Stream::inline();
-            narrow.enqueue(Collective::AllGather, DataType::Float32, block, input, address, &stream)
+            narrow.enqueue(Collective::AllGather, DataType::Float32, block, operands, &stream)
         };
         work.expect("the rules").wait().expect("all_gather");
         is(&all, &|i| from((i / block) as u32, i % block), "all_gather in place");

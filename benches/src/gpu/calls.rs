@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use distcollective::collective::Collective;
+use distcollective::comm::RawOperands;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::{Communicator, DataType, Determinism, ExecutionContext, Rank, ReduceOperation};
 use serde_json::{Value, json};
@@ -70,7 +71,7 @@ fn calls(
 ) -> Result<Vec<Value>> {
     let (context, bindings) = case.context(ContextOptions::default(), batch_len(options))?;
     let (input, output) = (case.input(), case.output());
-    let (collective, block) = (case.collective, case.block);
+    let (collective, block, operands) = (case.collective, case.block, RawOperands::Pair { input, output });
     let by_call = |communicator: Communicator| {
         let mut works = Vec::new();
         move |len| {
@@ -82,9 +83,7 @@ fn calls(
                         // SAFETY: the case's buffers are as long as the collective needs, and
                         // outlive the work, which is waited for below. All runs write the same
                         // values, one after the other in the stream.
-                        let work =
-                            unsafe { communicator.enqueue(collective, data_type, block, input, output, stream)? };
-                        works.push(work);
+                        works.push(unsafe { communicator.enqueue(collective, data_type, block, operands, stream)? });
                     }
                     Ok(())
                 },

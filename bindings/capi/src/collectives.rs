@@ -1,6 +1,7 @@
 //! The eager collectives: `dcl_all_reduce` to `dcl_scatter`.
 
 use dcl::collective::Collective;
+use dcl::comm::RawOperands;
 use dcl::{Rank, ReduceOperation};
 
 use super::arguments::{ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
@@ -25,11 +26,10 @@ impl EagerCall {
         let EagerCall { communicator, input, output, count, data_type, stream, work } = self;
         let (communicator, data_type) = (communicator.get()?, self::data_type(data_type)?);
         enqueue(stream, work, |stream| {
-            let (input, output) = (input.address(), output.address().cast());
+            let operands = RawOperands::Pair { input: input.address(), output: output.address().cast() };
             // SAFETY: the header requires memory that is long enough, and that the caller leaves
             // alone until the work is done.
-            let work =
-                unsafe { communicator.communicator.enqueue(collective, data_type, count, input, output, stream)? };
+            let work = unsafe { communicator.communicator.enqueue(collective, data_type, count, operands, stream)? };
             Ok(AnyWork::Collective(work))
         })
     }
@@ -197,11 +197,11 @@ impl<T: Copy> ListCall<T> {
         let communicator = &communicator.communicator;
         let uses_list = collective.root().is_none_or(|root| root == communicator.rank());
         let list = list.array(name, if uses_list { communicator.world_size() } else { 0 })?;
-        let list: Vec<*mut u8> = list.iter().map(address).collect();
+        let operands = RawOperands::List { one, list: &list.iter().map(address).collect::<Vec<_>>() };
         enqueue(stream, work, |stream| {
             // SAFETY: the header requires memory that is long enough, and that the caller leaves
             // alone until the work is done.
-            let work = unsafe { communicator.enqueue_list(collective, data_type, count, one, &list, stream)? };
+            let work = unsafe { communicator.enqueue(collective, data_type, count, operands, stream)? };
             Ok(AnyWork::Collective(work))
         })
     }

@@ -6,9 +6,9 @@ use crate::collective::{Call, Collective, check_wire_type};
 use crate::comm::{Communicator, Request};
 use crate::error::{Error, Result, bail};
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
-use crate::moved_type::{MovedType, TransferType};
+use crate::moved_type::MovedType;
 use crate::rank::Rank;
-use crate::stream::{Stream, Work};
+use crate::stream::Stream;
 use crate::util::text::count_of;
 
 /// # Lists of tensors
@@ -24,7 +24,8 @@ use crate::util::text::count_of;
 /// and received one by one, in one group of NCCL's calls; those in host memory go through one
 /// buffer on the GPU.
 ///
-/// [`Operands::with_list`](crate::comm::Operands::with_list) is for lists of asynchronous calls.
+/// [`Operands::with_list`](crate::comm::Operands::with_list) is for asynchronous calls, and
+/// [`RawOperands::List`](crate::comm::RawOperands::List) for raw addresses.
 ///
 /// ```
 /// use distcollective::Communicator;
@@ -83,39 +84,6 @@ impl Communicator {
         let input = *self.view(&Collective::AllGather, input)?.raw();
         let list = self.raw_list(&Collective::AllGather, outputs)?;
         self.complete_list(Collective::AllGather, input, list)
-    }
-
-    /// [`enqueue`](Self::enqueue) of the list form of scatter, gather or all_gather. `list` has an
-    /// address for each rank, of `block_elements` elements each: inputs of scatter at the root,
-    /// outputs of gather at the root and of all_gather. On other ranks it is empty. `one` is the
-    /// address of the other side: the output of scatter, the input of gather and all_gather.
-    ///
-    /// # Safety
-    ///
-    /// As [`enqueue`](Self::enqueue), for each address.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`enqueue`](Self::enqueue), and:
-    ///
-    /// - The operation has no list form.
-    /// - The list has not one address for each rank, or two outputs overlap.
-    pub unsafe fn enqueue_list(
-        &self,
-        collective: Collective<Rank>,
-        data_type: impl Into<TransferType>,
-        block_elements: usize,
-        one: *mut u8,
-        list: &[*mut u8],
-        stream: &Stream,
-    ) -> Result<Work<RawCollective>> {
-        let data_type = data_type.into();
-        self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let (space, carried) = (self.space(), block_elements * data_type.carrier_count());
-        let raw = |address: &*mut u8| RawTensor::flat(space, *address, data_type.carrier(), carried);
-        let list = list.iter().map(raw).collect();
-        let task = self.list_task(collective, Some(raw(&one)), list, data_type.moved(), stream)?;
-        Ok(self.submit(task, stream))
     }
 
     /// The views of a list that is written.

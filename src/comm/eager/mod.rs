@@ -13,4 +13,4 @@ mod raw;
 pub use asynchronous::Operands;
 pub use batch::{Message, Messages, RawMessage};
 pub use messages::{Received, Source};
-pub use raw::RawCollective;
+pub use raw::{RawCollective, RawOperands};

@@ -14,6 +14,26 @@ use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
+/// The addresses of [`Communicator::enqueue`]. One that the rank does not use may be null.
+#[derive(Clone, Copy, Debug)]
+pub enum RawOperands<'a> {
+    /// One tensor that is read, and one that is written.
+    Pair {
+        /// The tensor that is read.
+        input: *const u8,
+        /// The tensor that is written.
+        output: *mut u8,
+    },
+    /// The list form of scatter, gather or all_gather.
+    List {
+        /// The output of scatter, the input of gather and all_gather.
+        one: *mut u8,
+        /// A tensor for each rank: the inputs of scatter at the root, the outputs of gather at the
+        /// root and of all_gather. Empty on other ranks.
+        list: &'a [*mut u8],
+    },
+}
+
 /// A collective on raw addresses, a layer's run on them, or a barrier. It is empty if the
 /// enqueueing call has run it itself.
 #[derive(Debug, Default)]
@@ -40,13 +60,33 @@ unsafe impl Sync for RawCall {}
 
 impl Communicator {
     /// Any of the eight operations on raw addresses, on a stream. The addresses are in the memory
-    /// of the communicator, [`space`](Self::space). An address that this rank does not use may be
-    /// null. Collective.
+    /// of the communicator, [`space`](Self::space). Collective.
+    ///
+    /// ```
+    /// use distcollective::collective::Collective;
+    /// use distcollective::comm::RawOperands;
+    /// use distcollective::{Communicator, DataType, Stream};
+    ///
+    /// Communicator::spawn(2, |communicator| {
+    ///     let (rank, mut all) = (communicator.rank().0 as i32, [0i32; 2]);
+    ///     let input = (&raw const rank).cast();
+    ///     let operands = RawOperands::Pair { input, output: all.as_mut_ptr().cast() };
+    ///     // SAFETY: `rank` has one element and `all` has two, and both outlive the work.
+    ///     let work = unsafe {
+    ///         communicator.enqueue(Collective::AllGather, DataType::Int32, 1, operands, &Stream::inline())?
+    ///     };
+    ///     work.wait()?;
+    ///     assert_eq!(all, [0, 1]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
     ///
     /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
     /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
-    /// all_reduce, broadcast and reduce. `data_type` is a [`DataType`](crate::DataType), or in
-    /// operations that do not reduce a [`MovedType`](crate::comm::MovedType).
+    /// all_reduce, broadcast and reduce. Each tensor of a list has as many. `data_type` is a
+    /// [`DataType`](crate::DataType), or in operations that do not reduce a
+    /// [`MovedType`](crate::comm::MovedType).
     ///
     /// # Safety
     ///
@@ -61,6 +101,8 @@ impl Communicator {
     /// - An address that this rank uses is null or not aligned to the element, or both overlap in
     ///   another way than [`InPlace`](crate::collective::InPlace) says. A
     ///   [`MovedType`](crate::comm::MovedType) needs no alignment.
+    /// - With a list: the operation has no list form; the list has not one address for each rank;
+    ///   two of its outputs overlap.
     /// - The stream is not for the communicator's memory.
     ///
     /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
@@ -69,19 +111,30 @@ impl Communicator {
         collective: Collective<Rank>,
         data_type: impl Into<TransferType>,
         block_elements: usize,
-        input: *const u8,
-        output: *mut u8,
+        operands: RawOperands<'_>,
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
         let n = self.world_size() as usize;
         let data_type = data_type.into();
         self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let (operation, block) = (collective.operation(), block_elements * data_type.carrier_count());
-        let [input, output] = [(input.cast_mut(), operation.input_blocks(n)), (output, operation.output_blocks(n))]
-            .map(|(address, blocks)| RawTensor::flat(self.space(), address, data_type.carrier(), blocks * block));
-        let request = self.request(collective, [Some(&input), Some(&output)])?;
-        let call = Call { only_moved: data_type.moved(), ..request.call };
-        Ok(self.submit(RawCollective::checked(self, Request { call, ..request }, stream)?, stream))
+        let block = block_elements * data_type.carrier_count();
+        let raw = |address, blocks| RawTensor::flat(self.space(), address, data_type.carrier(), blocks * block);
+        let only_moved = data_type.moved();
+        let task = match operands {
+            RawOperands::Pair { input, output } => {
+                let operation = collective.operation();
+                let input = raw(input.cast_mut(), operation.input_blocks(n));
+                let output = raw(output, operation.output_blocks(n));
+                let request = self.request(collective, [Some(&input), Some(&output)])?;
+                let call = Call { only_moved, ..request.call };
+                RawCollective::checked(self, Request { call, ..request }, stream)?
+            }
+            RawOperands::List { one, list } => {
+                let list = list.iter().map(|address| raw(*address, 1)).collect();
+                self.list_task(collective, Some(raw(one, 1)), list, only_moved, stream)?
+            }
+        };
+        Ok(self.submit(task, stream))
     }
 
     /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.

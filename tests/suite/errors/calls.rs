@@ -1,6 +1,7 @@
 //! What setting shapes, running contexts and layers, and eager calls find.
 
 use distcollective::collective::{Collective, InPlace};
+use distcollective::comm::RawOperands;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::network::Shuffle;
 use distcollective::tensor::{Bool, Dims, Element, Shape};
@@ -138,7 +139,7 @@ fn enqueue_needs_the_communicator() {
 /// Binds raw addresses of one allocation, and enqueues.
 fn enqueue_raw(engine: &Engine, addresses: &[(&str, usize, usize)]) -> Result<()> {
     let mut context = engine.create_execution_context()?;
-    context.set_communicator(&Communicator::in_process(1)?.remove(0))?;
+    context.set_communicator(&Communicator::builder().in_process(1)?.remove(0))?;
     let mut memory = Buffer::zeroed(DataType::Uint8, [4096])?;
     let mut bindings = context.create_bindings();
     for &(name, offset, byte_len) in addresses {
@@ -308,18 +309,10 @@ fn raw_eager_calls_are_checked_when_they_are_issued() {
     let mut memory = [0i32; 8];
     let start: *mut i32 = memory.as_mut_ptr();
     let refused = |collective, elements, input: *const i32, output: *mut i32| {
-        let (input, output) = (input.cast(), output.cast());
+        let operands = RawOperands::Pair { input: input.cast(), output: output.cast() };
+        let stream = Stream::worker().expect("a thread");
         // SAFETY: every call here is refused, so no address is used.
-        let work = unsafe {
-            communicator.enqueue(
-                collective,
-                DataType::Int32,
-                elements,
-                input,
-                output,
-                &Stream::worker().expect("a thread"),
-            )
-        };
+        let work = unsafe { communicator.enqueue(collective, DataType::Int32, elements, operands, &stream) };
         let error = work.map(|_| ()).expect_err("it is refused");
         assert_eq!(error.kind(), ErrorKind::InvalidBuffer);
         error.to_string()

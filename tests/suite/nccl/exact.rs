@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use distcollective::collective::Collective;
-use distcollective::comm::NcclId;
+use distcollective::comm::{NcclId, RawOperands};
 use distcollective::context::ContextOptions;
 use distcollective::engine::IoMode;
 use distcollective::{
@@ -83,8 +83,8 @@ impl Case {
         let address = memory.as_mut_ptr();
         // SAFETY: the layout is within the memory, which nothing else uses.
         let work = unsafe {
-            let (input, output) = (address.add(input_at), address.add(output_at));
-            communicator.enqueue(self.collective, self.data_type, self.block, input, output, stream)?
+            let operands = RawOperands::Pair { input: address.add(input_at), output: address.add(output_at) };
+            communicator.enqueue(self.collective, self.data_type, self.block, operands, stream)?
         };
         work.wait()?;
         memory.read(0, &mut bytes)?;
