@@ -13,7 +13,7 @@ use crate::error::{Error, Result, bail};
 /// use distcollective::comm::BackendKind;
 ///
 /// assert_eq!("host".parse::<BackendKind>()?, BackendKind::Host);
-/// assert_eq!(BackendKind::Nccl.to_string(), "nccl");
+/// assert_eq!(BackendKind::Nccl.name(), "nccl");
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -17,14 +17,15 @@ use crate::rank::Rank;
 /// ```
 /// use std::time::Duration;
 ///
-/// use distcollective::comm::BackendKind;
+/// use distcollective::comm::{BackendKind, timeout_or};
 /// use distcollective::{Communicator, Determinism};
 ///
 /// // NCCL if there are two GPUs, else the host.
 /// let backend = BackendKind::Auto.resolve(2)?;
 /// let builder = Communicator::builder().backend(backend).determinism(Determinism::Exact);
-/// let ranks = builder.timeout(Duration::from_secs(60)).in_process(2)?;
-/// assert_eq!((ranks.len(), ranks[1].backend()), (2, backend));
+/// let builder = builder.timeout(timeout_or(Duration::from_secs(60))?);
+/// let backends = builder.spawn(2, |communicator| Ok(communicator.backend()))?;
+/// assert_eq!(backends, [backend; 2]);
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
@@ -78,7 +79,8 @@ impl CommunicatorBuilder {
     /// use distcollective::comm::NcclId;
     /// use distcollective::{Communicator, ReduceOperation};
     ///
-    /// let id = NcclId::new()?; // to be sent to the other ranks
+    /// let id = NcclId::new()?; // on one rank, which sends `id.as_bytes()` to the others
+    /// let id = NcclId::from_bytes(id.as_bytes())?; // on each of these
     /// let builder = Communicator::builder().nccl(&id).world_size(8);
     /// let communicator = builder.rank(0).device(0).connect()?;
     /// communicator.all_reduce(&mut [1.0f32], ReduceOperation::Sum)?;

@@ -32,8 +32,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// A null pointer; no NCCL from 2.19 on, no CUDA; ranks that do not come before the deadline;
-    /// what NCCL says.
+    /// - `InvalidArgument`: the pointer is null.
+    /// - `Unsupported`: no NCCL from 2.19 on, no CUDA.
+    /// - `DeadlineExceeded`: a rank does not come in time.
+    /// - `System`: NCCL or the GPU failed.
     pub unsafe fn from_raw_nccl(communicator: *mut c_void, timeout: Duration) -> Result<Self> {
         // SAFETY: the caller's promise.
         let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };
@@ -47,7 +49,8 @@ impl BackendKind {
     ///
     /// # Errors
     ///
-    /// It is [`Nccl`](Self::Nccl), and there is no NCCL from 2.19 on, no CUDA, or a GPU too few.
+    /// `Unsupported`: it is [`Nccl`](Self::Nccl), and there is no NCCL from 2.19 on, no CUDA, or a
+    /// GPU too few.
     pub fn resolve(self, world_size: u32) -> Result<Self> {
         let check = || nccl::check_gpus(world_size).map(|_| BackendKind::Nccl);
         match self {
@@ -67,9 +70,10 @@ impl CommunicatorBuilder {
     ///
     /// # Errors
     ///
-    /// - A communicator of no rank, or of more than 1024 on the host.
-    /// - A value is set that is for [`connect`](Self::connect).
-    /// - On NCCL: no NCCL from 2.19 on, no CUDA, not enough GPUs; what NCCL says.
+    /// - `InvalidArgument`: no rank, or more than 1024 on the host; a value is set that is for
+    ///   [`connect`](Self::connect); `DCL_TIMEOUT` has a value that it cannot have.
+    /// - `Unsupported`: those of [`BackendKind::resolve`].
+    /// - `System`: there is no memory, or NCCL or the GPU failed.
     pub fn in_process(self, world_size: u32) -> Result<Vec<Communicator>> {
         interrupt::check_may_wait()?;
         let for_connect = [
@@ -121,9 +125,20 @@ impl CommunicatorBuilder {
     /// [`rank`](Self::rank) on. Gives them in order, each to be moved to its thread. Collective
     /// between processes.
     ///
+    /// ```
+    /// use distcollective::Communicator;
+    ///
+    /// // A job of one process that has both ranks.
+    /// let job = format!("serve-{}", std::process::id());
+    /// let ranks = Communicator::builder().job(job).world_size(2).rank(0).connect_ranks(2)?;
+    /// assert_eq!(ranks[1].rank().0, 1);
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect); an NCCL id, with which each rank connects by itself.
+    /// Those of [`connect`](Self::connect). `InvalidArgument`: an NCCL id is set, with which each
+    /// rank connects by itself.
     pub fn connect_ranks(self, count: u32) -> Result<Vec<Communicator>> {
         interrupt::check_may_wait()?;
         self.check_backend()?;
@@ -198,7 +213,8 @@ impl NcclId {
     ///
     /// # Errors
     ///
-    /// There is no NCCL, or NCCL finds no network interface.
+    /// - `Unsupported`: there is no NCCL from 2.19 on.
+    /// - `System`: NCCL finds no network interface.
     pub fn new() -> Result<Self> {
         nccl::library()?.unique_id()
     }
@@ -229,12 +245,7 @@ pub(crate) fn reduces_float8(device: &Device) -> bool {
     nccl::reduces_float8(device)
 }
 
-/// About how many ranks on the host backend can be processes of their own, by the number of files
-/// that a process may have open.
-///
-/// # Errors
-///
-/// The system lacks what processes need to share memory and to meet; containers may forbid it.
-pub fn most_processes() -> Result<u32> {
+/// See [`most_processes`](crate::system::most_processes).
+pub(crate) fn most_processes() -> Result<u32> {
     host::most_processes()
 }

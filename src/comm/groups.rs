@@ -11,14 +11,31 @@ use crate::issue_order::Extent;
 use crate::rank::Rank;
 use crate::util::text::{count_of, list_ranks};
 
+/// # Groups
+///
+/// ```
+/// use distcollective::{Communicator, ErrorKind, Rank};
+///
+/// Communicator::spawn(3, |communicator| {
+///     // Ranks 0 and 2, and rank 1.
+///     let part = communicator.split(Some(communicator.rank().0 % 2), 0)?.expect("it has a color");
+///     assert_eq!(part.global_ranks().contains(&Rank(2)), communicator.rank() != Rank(1));
+///     // Roots are ranks of the communicator at hand.
+///     if let Some(pair) = communicator.new_group([2, 0])? {
+///         assert_eq!(pair.global_rank(0)?, Rank(2));
+///         assert_eq!(pair.group_rank(0)?, Rank(1));
+///         assert_eq!(pair.group_rank(1).unwrap_err().kind(), ErrorKind::NotAMember);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 impl Communicator {
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key` and then by
     /// rank, as `MPI_Comm_split` and `ncclCommSplit` do. A rank without a color takes part in the
-    /// call and gets none. Collective.
+    /// call and gets none. All ranks have one [determinism](Self::with_determinism). Collective.
     ///
-    /// # Errors
-    ///
-    /// See the contract of [`Communicator`].
+    #[doc = include_str!("errors.md")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Communicator>> {
         let deadline = self.deadline();
         let split = || self.split_by_color(color, key, deadline);
@@ -46,8 +63,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// A rank that is named twice or is not in this communicator; and see the contract of
-    /// [`Communicator`].
+    /// The communicator stays as it was:
+    /// - `InvalidArgument`: a rank is named twice or is not in this communicator.
+    /// - `Disagreement`: the ranks give different lists.
+    ///
+    /// All others are those of [`split`](Self::split).
     pub fn new_group(&self, ranks: impl IntoIterator<Item: Into<Rank>>) -> Result<Option<Communicator>> {
         self.new_named_group(None, &ranks.into_iter().map(Into::into).collect::<Vec<Rank>>())
     }
@@ -67,21 +87,6 @@ impl Communicator {
     }
 
     /// The [global rank](Self::global_ranks) of a rank of this communicator. Not collective.
-    ///
-    /// ```
-    /// use distcollective::{Communicator, ErrorKind, Rank};
-    ///
-    /// Communicator::spawn(3, |communicator| {
-    ///     // Roots are ranks of the communicator at hand.
-    ///     if let Some(pair) = communicator.new_group([2, 0])? {
-    ///         assert_eq!(pair.global_rank(0)?, Rank(2));
-    ///         assert_eq!(pair.group_rank(0)?, Rank(1));
-    ///         assert_eq!(pair.group_rank(1).unwrap_err().kind(), ErrorKind::NotAMember);
-    ///     }
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

@@ -45,8 +45,7 @@ use crate::util::{deadline_after, lock, rough_deadline_after};
 pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
 pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
-pub use create::most_processes;
-pub(crate) use create::{can_share_gpus, nccl_library, reduces_float8, runs_layers};
+pub(crate) use create::{can_share_gpus, most_processes, nccl_library, reduces_float8, runs_layers};
 pub(crate) use groups::not_a_member;
 pub use nccl_id::NcclId;
 
@@ -122,6 +121,30 @@ pub struct Communicator {
     stream: Arc<Mutex<Option<Stream>>>,
 }
 
+/// # The rank and its handle
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use distcollective::comm::BackendKind;
+/// use distcollective::tensor::MemorySpace;
+/// use distcollective::{Communicator, DataType, ReduceOperation};
+///
+/// Communicator::spawn(2, |communicator| {
+///     assert_eq!(communicator.backend(), BackendKind::Host);
+///     assert_eq!(communicator.space(), MemorySpace::Host);
+///     let handle = communicator.with_timeout(Duration::from_secs(10));
+///     assert_eq!(handle.timeout(), Duration::from_secs(10));
+///     // Memory that all ranks reach.
+///     let mut x = handle.allocate(DataType::Float32, [2, 3])?;
+///     handle.all_reduce(&mut x, ReduceOperation::Sum)?;
+///     handle.barrier()?;
+///     handle.monitored_barrier(Duration::from_secs(5))?;
+///     communicator.check()?;
+///     communicator.finalize()
+/// })?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 impl Communicator {
     /// The backend; never [`BackendKind::Auto`].
     pub fn backend(&self) -> BackendKind {
@@ -154,8 +177,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - The operating system gives no thread.
-    /// - This process was forked from the rank's.
+    /// - `System`: the operating system gives no thread.
+    /// - `Unsupported`: this process was forked from the rank's.
     pub fn stream(&self) -> Result<Stream> {
         self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         let mut stream = lock(&self.stream);
@@ -210,7 +233,9 @@ impl Communicator {
     ///
     /// let communicator = Communicator::builder().in_process(1)?.remove(0);
     /// let mut x = [1.0f32];
-    /// communicator.with_determinism(Determinism::Exact).all_reduce(&mut x, ReduceOperation::Sum)?;
+    /// let exact = communicator.with_determinism(Determinism::Exact);
+    /// exact.all_reduce(&mut x, ReduceOperation::Sum)?;
+    /// assert_eq!(exact.determinism(), Determinism::Exact);
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
@@ -238,6 +263,7 @@ impl Communicator {
     ///     let mut x = [1.0f32, 1.0 + 2.0f32.powi(-20)];
     ///     let narrow = communicator.with_wire_type(WireType::Float16);
     ///     narrow.all_reduce(&mut x, ReduceOperation::Sum)?;
+    ///     assert_eq!(narrow.wire_type(), Some(WireType::Float16));
     ///     Ok(x)
     /// })?;
     /// assert_eq!(sums, [[2.0, 2.0]; 2]);
@@ -303,7 +329,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error that ended it.
+    /// - The error that ended it.
+    /// - `Unsupported`: this process was forked from the rank's.
     pub fn check(&self) -> Result<()> {
         self.check_process().and_then(|()| self.backend.check()).map_err(|e| e.on_rank(self.origin_rank()))
     }
@@ -312,9 +339,19 @@ impl Communicator {
     /// wait return at once, on the other ranks with an [`ErrorKind::Aborted`] that names this rank
     /// and the reason. Not collective.
     ///
+    /// ```
+    /// use distcollective::{Communicator, ErrorKind};
+    ///
+    /// let error = Communicator::spawn(2, |communicator| match communicator.rank().0 {
+    ///     0 => communicator.abort("no weights"),
+    ///     _ => communicator.barrier(),
+    /// });
+    /// assert_eq!(error.unwrap_err().kind(), ErrorKind::Aborted);
+    /// ```
+    ///
     /// # Errors
     ///
-    /// This process was forked from the rank's. Then nothing happens.
+    /// `Unsupported`: this process was forked from the rank's. Then nothing happens.
     pub fn abort(&self, reason: &str) -> Result<()> {
         self.check_process().map_err(|e| e.on_rank(self.origin_rank()))?;
         self.backend.abort(ErrorKind::Aborted, reason);
@@ -323,9 +360,7 @@ impl Communicator {
 
     /// Waits until every rank has made this call. Collective.
     ///
-    /// # Errors
-    ///
-    /// See the contract of [`Communicator`].
+    #[doc = include_str!("errors.md")]
     pub fn barrier(&self) -> Result<()> {
         self.run_barrier(Purpose::BARRIER)
     }
@@ -333,9 +368,7 @@ impl Communicator {
     /// Waits for every rank, so that a rank whose last call disagreed with the others' gets that
     /// error, and drops the handle. Collective.
     ///
-    /// # Errors
-    ///
-    /// See the contract of [`Communicator`].
+    #[doc = include_str!("errors.md")]
     pub fn finalize(self) -> Result<()> {
         self.run_barrier(Purpose::FINALIZE)?;
         self.backend.finalize();
@@ -355,7 +388,7 @@ impl Communicator {
     ///   that met through [`Environment`](crate::Environment) or
     ///   [`CommunicatorBuilder::in_process`].
     ///
-    /// All others are in the contract of [`Communicator`].
+    /// All others are those of [`barrier`](Self::barrier).
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
         let deadline = deadline_after(timeout);
         let run = || self.backend.monitored_barrier(deadline);
@@ -377,8 +410,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Dimensions that are not a shape; ranks that ask for different lengths; and see the contract
-    /// of [`Communicator`].
+    /// The communicator stays as it was:
+    /// - `InvalidArgument`: dimensions that are not a shape.
+    /// - `Disagreement`: ranks ask for different lengths.
+    ///
+    /// All others are those of [`barrier`](Self::barrier). `System`: there is no memory.
     pub fn allocate(&self, data_type: DataType, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<Buffer> {
         let shape = dims.try_into().map_err(Into::into)?.to_shape()?;
         let deadline = self.deadline();

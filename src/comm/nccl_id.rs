@@ -22,7 +22,7 @@ impl NcclId {
     ///
     /// # Errors
     ///
-    /// A wrong number of bytes.
+    /// `InvalidArgument`: another number of bytes than [`BYTE_LEN`](Self::BYTE_LEN).
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let wrong = || error!(InvalidArgument, "an id has {} bytes, not {}", Self::BYTE_LEN, bytes.len());
         Ok(NcclId(bytes.try_into().map_err(|_| wrong())?))

@@ -26,8 +26,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - A communicator of no rank, or of more than 1024.
-    /// - A thread cannot be started.
+    /// - `InvalidArgument`: no rank, or more than 1024.
+    /// - `System`: a thread cannot be started.
     /// - A rank returns an error or panics. That ends the communicator, so that the other ranks do
     ///   not wait. The error is that of the rank that failed first, not one that follows from it,
     ///   and names the rank; a panic is an [`ErrorKind::Aborted`].
@@ -39,20 +39,6 @@ impl Communicator {
 impl CommunicatorBuilder {
     /// [`in_process`](Self::in_process), and runs `body` on a thread for each rank. Gives what the
     /// ranks return, in rank order.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use distcollective::Communicator;
-    ///
-    /// let builder = Communicator::builder().timeout(Duration::from_secs(60));
-    /// let ranks = builder.spawn(3, |communicator| {
-    ///     communicator.barrier()?;
-    ///     Ok(communicator.rank().0)
-    /// })?;
-    /// assert_eq!(ranks, [0, 1, 2]);
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

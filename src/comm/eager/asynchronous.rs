@@ -53,17 +53,24 @@ impl Communicator {
     /// ```
     /// use distcollective::collective::Collective;
     /// use distcollective::comm::Operands;
-    /// use distcollective::{Communicator, ReduceOperation};
+    /// use distcollective::{Buffer, Communicator, ReduceOperation};
     ///
-    /// let results = Communicator::spawn(2, |communicator| {
-    ///     let losses = Operands::in_place(vec![communicator.rank().0 as f32, 1.0]);
+    /// Communicator::spawn(2, |communicator| {
+    ///     let (rank, stream) = (communicator.rank().0 as f32, communicator.stream()?);
     ///     let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-    ///     let work = communicator.collective_async(sum, losses, &communicator.stream()?)?;
+    ///     let work = communicator.collective_async(sum, Operands::in_place(vec![rank]), &stream)?;
     ///     // Compute something else here.
-    ///     let losses = work.wait()?;
-    ///     Ok(losses.output.unwrap().as_slice::<f32>()?.to_vec())
+    ///     let sum = work.wait()?.output.unwrap();
+    ///     assert_eq!(sum.as_slice::<f32>()?, [1.0]);
+    ///     // In one tensor, and in a list of them.
+    ///     let ranks = Operands::new(sum, Buffer::from(vec![0f32; 2]));
+    ///     communicator.collective_async(Collective::AllGather, ranks, &stream)?.wait()?;
+    ///     let list = vec![vec![0f32].into(), vec![0f32].into()];
+    ///     let ranks = Operands::with_list(Buffer::from(vec![rank]), None, list);
+    ///     let work = communicator.collective_async(Collective::AllGather, ranks, &stream)?;
+    ///     assert_eq!(work.wait()?.list.unwrap()[1].as_slice::<f32>()?, [1.0]);
+    ///     Ok(())
     /// })?;
-    /// assert_eq!(results, [[1.0, 2.0], [1.0, 2.0]]);
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///

@@ -45,8 +45,31 @@ impl Message {
     }
 }
 
-/// A message on a raw address, for [`Communicator::enqueue_messages`] and
-/// [`Communicator::execute_message`].
+/// A message on a raw address.
+///
+/// ```
+/// use distcollective::comm::{RawMessage, Source};
+/// use distcollective::{Communicator, DataType, Rank};
+///
+/// Communicator::spawn(2, |communicator| {
+///     let (rank, mut x) = (communicator.rank().0, [1.0f32, 2.0]);
+///     let message = RawMessage {
+///         address: x.as_mut_ptr().cast(),
+///         data_type: DataType::Float32.into(),
+///         element_count: 2,
+///         dst: (rank == 0).then_some(Rank(1)),
+///         src: Source::Any,
+///         tag: 0,
+///     };
+///     // SAFETY: the array has two elements and outlives the calls.
+///     unsafe {
+///         communicator.execute_message(&message)?;
+///         communicator.enqueue_messages(&[message])?.wait()?;
+///     }
+///     Ok(())
+/// })?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RawMessage {
     /// The first element, in the memory of the communicator.
@@ -104,6 +127,7 @@ impl Communicator {
     ///     // Compute something else here.
     ///     let received = receiving.wait()?;
     ///     assert_eq!(received.messages[0].buffer.as_slice::<f32>()?[0], other as f32);
+    ///     assert_eq!(received.received()[0].unwrap().element_count, 100_000);
     ///     sending.wait()?;
     ///     Ok(())
     /// })?;
@@ -126,7 +150,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`isend`](Self::isend).
+    /// Those of [`isend`](Self::isend).
     pub fn irecv(
         &self,
         buffer: impl Into<Buffer>,
@@ -158,7 +182,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`isend`](Self::isend). If an argument of one message is wrong, none has begun.
+    /// Those of [`isend`](Self::isend). If an argument of one message is wrong, none has begun.
     pub fn batch_isend_irecv(&self, mut messages: Vec<Message>) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
         let requests = messages.iter_mut().map(|message| {
             let raw = message.raw();
@@ -179,7 +203,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// An address that is null or not aligned, and the errors of [`isend`](Self::isend).
+    /// Those of [`isend`](Self::isend). `InvalidBuffer`: an address is null or not aligned to the
+    /// element; the elements are more than memory can hold.
     pub unsafe fn enqueue_messages(&self, messages: &[RawMessage]) -> Result<Work<Messages>> {
         let requests = messages.iter().map(|message| self.request_of_raw(message)).collect();
         Ok(self.begin(call_name(messages.iter().map(|message| message.dst)), Vec::new(), requests)?)
@@ -196,7 +221,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`enqueue_messages`](Self::enqueue_messages).
+    /// Those of [`enqueue_messages`](Self::enqueue_messages), all from this call.
     pub unsafe fn execute_message(&self, message: &RawMessage) -> Result<Received> {
         let name = if message.dst.is_some() { "send" } else { "recv" };
         // SAFETY: the caller's promise.

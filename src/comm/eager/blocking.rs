@@ -14,27 +14,45 @@ use crate::rank::Rank;
 /// fits, 0-d too. Lengths are in elements, and `n` is the number of ranks.
 ///
 /// ```
+/// use distcollective::collective::Collective;
 /// use distcollective::{Communicator, ReduceOperation};
 ///
-/// let results = Communicator::spawn(2, |communicator| {
-///     let mut loss = communicator.rank().0 as f32;
+/// Communicator::spawn(2, |communicator| {
+///     let (rank, sum, root) = (communicator.rank().0 as i32, ReduceOperation::Sum, 1);
+///     let is_root = rank == 1;
+///     let mut loss = rank as f32;
 ///     communicator.all_reduce(&mut loss, ReduceOperation::Avg)?;
+///     assert_eq!(loss, 0.5);
 ///     let mut ranks = [0i32; 2];
-///     communicator.all_gather(&[communicator.rank().0 as i32], &mut ranks)?;
-///     let mut all = [0i32; 4];
-///     let root = 1;
-///     let output = (communicator.rank().0 == root).then_some(&mut all);
-///     communicator.gather(&ranks, output, root)?;
-///     Ok((loss, ranks, all))
+///     communicator.all_gather(&[rank], &mut ranks)?;
+///     assert_eq!(ranks, [0, 1]);
+///     let mut x = [rank, 10];
+///     communicator.broadcast(&mut x, root)?;
+///     assert_eq!(x, [1, 10]);
+///     communicator.reduce(&mut x, sum, root)?;
+///     assert_eq!(x, if is_root { [2, 20] } else { [1, 10] });
+///     let mut block = [0i32];
+///     communicator.reduce_scatter(&[3i32, 4], &mut block, sum)?;
+///     assert_eq!(block, if is_root { [8] } else { [6] });
+///     communicator.all_to_all(&[rank, rank + 10], &mut ranks)?;
+///     assert_eq!(ranks, if is_root { [10, 11] } else { [0, 1] });
+///     let mut all = [0i32; 2];
+///     communicator.gather(&[rank + 5], is_root.then_some(&mut all), root)?;
+///     communicator.scatter(is_root.then_some(&all), &mut block, root)?;
+///     assert_eq!(block, [rank + 5]);
+///     // all_reduce that leaves its input as it is.
+///     let max = Collective::AllReduce { reduce_op: ReduceOperation::Max };
+///     communicator.collective(max, Some(&[rank]), Some(&mut block))?;
+///     assert_eq!(block, [1]);
+///     Ok(())
 /// })?;
-/// assert_eq!(results[0], (0.5, [0, 1], [0; 4]));
-/// assert_eq!(results[1], (0.5, [0, 1], [0, 1, 0, 1]));
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 ///
 /// Every call here blocks, is collective, and follows the contract of [`Communicator`].
 impl Communicator {
     /// Replaces `buffer` on every rank by the reduction over all ranks.
+    /// [`collective`](Self::collective) takes input and output apart.
     #[doc = include_str!("errors.md")]
     pub fn all_reduce<'a>(
         &self,

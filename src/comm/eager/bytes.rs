@@ -38,6 +38,12 @@ const SCATTER: Purpose = Purpose::new("scatter_bytes", PurposeKind::Part);
 ///         _ => Vec::new(),
 ///     };
 ///     communicator.broadcast_bytes(&mut configuration, 0)?;
+///     let name = vec![b'x'; communicator.rank().index() + 1];
+///     let names = communicator.all_gather_bytes(&name)?;
+///     assert_eq!(names, [b"x".to_vec(), b"xx".to_vec()]);
+///     // `Some` on the root, which gives each rank its own again.
+///     let names = communicator.gather_bytes(&name, 1)?;
+///     assert_eq!(communicator.scatter_bytes(names.as_deref(), 1)?, name);
 ///     Ok(configuration)
 /// })?;
 /// assert_eq!(configurations[1], b"{\"layers\": 12}");
@@ -54,7 +60,7 @@ impl Communicator {
     /// # Errors
     ///
     /// `InvalidArgument`: there is no such root; the root's bytes are more than 1 GiB. All others
-    /// are in the contract of [`Communicator`].
+    /// are those of [`barrier`](Self::barrier).
     pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: impl Into<Rank>) -> Result<()> {
         let root = root.into();
         let is_root = self.rank() == root;
@@ -80,8 +86,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`: the bytes are more than 1 GiB. All others are in the contract of
-    /// [`Communicator`].
+    /// `InvalidArgument`: the bytes are more than 1 GiB. All others are those of
+    /// [`barrier`](Self::barrier).
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let exchange = BytesExchange::new(self, ALL_GATHER);
         exchange.check_arguments(None, Some(bytes.len()))?;
@@ -92,8 +98,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`: there is no such root; the bytes are more than 1 GiB. All others are in
-    /// the contract of [`Communicator`].
+    /// `InvalidArgument`: there is no such root; the bytes are more than 1 GiB. All others are
+    /// those of [`barrier`](Self::barrier).
     pub fn gather_bytes(&self, bytes: &[u8], root: impl Into<Rank>) -> Result<Option<Vec<Vec<u8>>>> {
         let root = root.into();
         let is_root = self.rank() == root;
@@ -109,8 +115,8 @@ impl Communicator {
     /// # Errors
     ///
     /// `InvalidArgument`: there is no such root; the root has no list, or one of another length
-    /// than the number of ranks, or an element of more than 1 GiB. All others are in the contract
-    /// of [`Communicator`].
+    /// than the number of ranks, or an element of more than 1 GiB. All others are those of
+    /// [`barrier`](Self::barrier).
     pub fn scatter_bytes<B: AsRef<[u8]>>(&self, list: Option<&[B]>, root: impl Into<Rank>) -> Result<Vec<u8>> {
         let root = root.into();
         let is_root = self.rank() == root;

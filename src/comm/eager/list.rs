@@ -38,6 +38,8 @@ use crate::util::text::count_of;
 ///     let mut own = [0; 3];
 ///     communicator.scatter_list((rank == 1).then_some(&all), &mut own, 1)?;
 ///     assert_eq!(own, [rank; 3]);
+///     communicator.gather_list(&[rank + 7; 3], (rank == 1).then_some(&mut all), 1)?;
+///     assert_eq!(all[0], [if rank == 1 { 7 } else { 0 }; 3]);
 ///     Ok(())
 /// })?;
 /// # Ok::<(), distcollective::Error>(())

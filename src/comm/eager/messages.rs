@@ -63,16 +63,16 @@ impl Received {
 /// that a collective takes; see [Collectives](#collectives).
 ///
 /// ```
-/// use distcollective::comm::Source;
+/// use distcollective::comm::{MAX_TAG, Source};
 /// use distcollective::Communicator;
 ///
 /// let received = Communicator::spawn(2, |communicator| {
 ///     if communicator.rank().0 == 0 {
-///         communicator.send(&[1.0f32, 2.0], 1, 7)?;
+///         communicator.send(&[1.0f32, 2.0], 1, MAX_TAG)?;
 ///         return Ok(0);
 ///     }
 ///     let mut buffer = [0.0f32; 4];
-///     let received = communicator.recv(&mut buffer, Source::Any, 7)?;
+///     let received = communicator.recv(&mut buffer, Source::Any, MAX_TAG)?;
 ///     assert_eq!((received.source.0, received.element_count), (0, 2));
 ///     assert_eq!(buffer, [1.0, 2.0, 0.0, 0.0]);
 ///     Ok(received.element_count)

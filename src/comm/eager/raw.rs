@@ -14,7 +14,7 @@ use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
 use crate::util::text::count_of;
 
-/// The addresses of [`Communicator::enqueue`]. One that the rank does not use may be null.
+/// The addresses of [`Communicator::enqueue`]. One that this rank does not use may be null.
 #[derive(Clone, Copy, Debug)]
 pub enum RawOperands<'a> {
     /// One tensor that is read, and one that is written.
@@ -58,29 +58,32 @@ unsafe impl Send for RawCall {}
 // SAFETY: a shared reference gives no way to the addresses.
 unsafe impl Sync for RawCall {}
 
+/// # Raw addresses
+///
+/// ```
+/// use distcollective::collective::Collective;
+/// use distcollective::comm::RawOperands;
+/// use distcollective::{Communicator, DataType, Stream};
+///
+/// Communicator::spawn(2, |communicator| {
+///     let (rank, mut all) = (communicator.rank().0 as i32, [0i32; 2]);
+///     let (input, output) = ((&raw const rank).cast(), all.as_mut_ptr().cast::<u8>());
+///     let stream = Stream::worker()?;
+///     let (call, data_type) = (Collective::AllGather, DataType::Int32);
+///     // SAFETY: the input has one element and the output two, and both outlive the work.
+///     let all_gather = |on| unsafe { communicator.enqueue(call, data_type, 1, on, &stream) };
+///     all_gather(RawOperands::Pair { input, output })?.wait()?;
+///     let list = [output, output.wrapping_add(4)];
+///     all_gather(RawOperands::List { one: input.cast_mut(), list: &list })?.wait()?;
+///     communicator.enqueue_barrier(&stream)?.wait()?;
+///     assert_eq!(all, [0, 1]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), distcollective::Error>(())
+/// ```
 impl Communicator {
     /// Any of the eight operations on raw addresses, on a stream. The addresses are in the memory
     /// of the communicator, [`space`](Self::space). Collective.
-    ///
-    /// ```
-    /// use distcollective::collective::Collective;
-    /// use distcollective::comm::RawOperands;
-    /// use distcollective::{Communicator, DataType, Stream};
-    ///
-    /// Communicator::spawn(2, |communicator| {
-    ///     let (rank, mut all) = (communicator.rank().0 as i32, [0i32; 2]);
-    ///     let input = (&raw const rank).cast();
-    ///     let operands = RawOperands::Pair { input, output: all.as_mut_ptr().cast() };
-    ///     // SAFETY: `rank` has one element and `all` has two, and both outlive the work.
-    ///     let work = unsafe {
-    ///         communicator.enqueue(Collective::AllGather, DataType::Int32, 1, operands, &Stream::inline())?
-    ///     };
-    ///     work.wait()?;
-    ///     assert_eq!(all, [0, 1]);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), distcollective::Error>(())
-    /// ```
     ///
     /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
     /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
@@ -95,17 +98,15 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - The root is not a rank.
-    /// - bool is averaged, or a type that is only moved is reduced.
-    /// - The elements are more than memory can hold.
-    /// - An address that this rank uses is null or not aligned to the element, or both overlap in
-    ///   another way than [`InPlace`](crate::collective::InPlace) says. A
-    ///   [`MovedType`](crate::comm::MovedType) needs no alignment.
-    /// - With a list: the operation has no list form; the list has not one address for each rank;
-    ///   two of its outputs overlap.
-    /// - The stream is not for the communicator's memory.
-    ///
-    /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
+    /// - `InvalidArgument`: the root is not a rank; bool is averaged; a type that is only moved is
+    ///   reduced; a [transport type](Self::with_wire_type) is set that the call does not have; a
+    ///   list is given to an operation that has no list form.
+    /// - `InvalidBuffer`: the elements are more than memory can hold; an address that this rank
+    ///   uses is null or not aligned to the element; the list has not one address for each rank;
+    ///   two outputs overlap, or input and output in another way than
+    ///   [`InPlace`](crate::collective::InPlace) says. A [`MovedType`](crate::comm::MovedType)
+    ///   needs no alignment.
+    /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue(
         &self,
         collective: Collective<Rank>,
@@ -142,9 +143,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - The stream is not for the communicator's memory.
+    /// - `Unsupported`: a CUDA stream, and a communicator on the host.
+    /// - `InvalidArgument`: a stream of another GPU.
     ///
-    /// All other errors come from [`Work::wait`]; see the contract of [`Communicator`].
+    /// All others come from [`Work::wait`], and are those of [`barrier`](Self::barrier).
     pub fn enqueue_barrier(&self, stream: &Stream) -> Result<Work<RawCollective>> {
         let request = Request::barrier(Purpose::BARRIER, self.deadline());
         Ok(self.submit(RawCollective::checked(self, request, stream)?, stream))
