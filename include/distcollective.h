@@ -44,7 +44,8 @@ extern "C" {
  *   length in bytes, without the NUL of a text; `length` may be NULL. If `buffer` is NULL, the
  *   function writes only *length. A text needs a capacity of one byte more, for the NUL.
  * - A structure begins with struct_size, the sizeof that the caller was compiled with. Initialize
- *   it with its _INIT macro, or from another language with its _init function.
+ *   it with its _INIT macro, or from another language with its _init function. If a function fills
+ *   the structure in, only struct_size has to be set.
  * ---------------------------------------------------------------------------------------------- */
 
 /* The version of this header. Before 1.0 a minor version may change the ABI, so the soname has both
@@ -403,7 +404,7 @@ dcl_status_t dcl_network_new(dcl_network_t **network);
 dcl_status_t dcl_network_free(dcl_network_t *network);
 
 /* Adds an input: TensorRT's addInput. An input with a dimension of -1 needs an optimization
- * profile, and dcl_execution_context_set_input_shape sets the dimension. [local, exclusive] */
+ * profile, and dcl_execution_context_set_input_shapes sets the dimension. [local, exclusive] */
 dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name,
                                    dcl_data_type_t data_type, const dcl_dims_t *dims,
                                    dcl_tensor_t **tensor);
@@ -454,10 +455,16 @@ dcl_status_t dcl_network_add_dist_collective(dcl_network_t *network, dcl_tensor_
                                              dcl_layer_t **layer);
 
 /* Adds a Shuffle layer: TensorRT's addShuffle. It applies a transpose, a reshape and a second
- * transpose. Each step does nothing until a dcl_shuffle_set_... call defines it.
- * [local, exclusive] */
+ * transpose. A step whose pointer is NULL is left out.
+ * - A transpose is a permutation: dimension i of its result is dimension d[i] of its input.
+ * - In the reshape, a 0 copies the dimension of the same index after the first transpose. At most
+ *   one dimension is -1, and the library infers it.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if a transpose is not a permutation, or two dimensions of the
+ * reshape are -1. dcl_engine_build checks that they fit the input. [local, exclusive] */
 dcl_status_t dcl_network_add_shuffle(dcl_network_t *network, dcl_tensor_t *input,
-                                     dcl_layer_t **layer);
+                                     const dcl_dims_t *first_transpose, const dcl_dims_t *reshape,
+                                     const dcl_dims_t *second_transpose, dcl_layer_t **layer);
 
 /* Adds a Cast layer: TensorRT's addCast. A float rounds to the nearest value, ties to even; to an
  * 8-bit float it saturates. A float becomes an integer by truncation and saturation, and NaN
@@ -539,9 +546,9 @@ dcl_status_t dcl_network_get_output(dcl_network_t *network, int32_t index, dcl_t
 /* -------------------------------------------------------------------------------------------------
  * 1b. Tensors and layers
  *
- * An [exclusive] call of this section needs exclusive use of the whole network, which it changes. A
- * call for one kind of layer, such as dcl_shuffle_*, returns DCL_STATUS_INVALID_ARGUMENT for a
- * layer of another kind.
+ * An [exclusive] call of this section needs exclusive use of the whole network, which it changes.
+ * dcl_dist_collective_* returns DCL_STATUS_INVALID_ARGUMENT for a layer of another kind. The
+ * attributes of other layers do not change after they were added; dcl_engine_inspect shows them.
  * ---------------------------------------------------------------------------------------------- */
 
 /* Copies out a tensor's name. [local, shared] */
@@ -689,96 +696,6 @@ dcl_status_t dcl_dist_collective_set_groups(dcl_layer_t *layer, const int64_t *g
 dcl_status_t dcl_dist_collective_set_partition(dcl_layer_t *layer, const int64_t *groups,
                                                int64_t nb_groups, int64_t group_size);
 
-/* Copies out the first transpose of a Shuffle layer: dimension i of the result is dimension
- * permutation[i] of the input. *nb_dims is 0 if there is no transpose. `permutation` has room for
- * DCL_MAX_DIMS numbers. [local, shared] */
-dcl_status_t dcl_shuffle_get_first_transpose(dcl_layer_t *layer, int32_t *permutation,
-                                             int32_t *nb_dims);
-
-/* Sets the transpose before the reshape; an `nb_dims` of 0 removes it.
- *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if `permutation` is not a permutation. [local, exclusive] */
-dcl_status_t dcl_shuffle_set_first_transpose(dcl_layer_t *layer, const int32_t *permutation,
-                                             int32_t nb_dims);
-
-/* Returns the dimensions of the reshape. Their nb_dims is -1 if there is no reshape.
- * [local, shared] */
-dcl_status_t dcl_shuffle_get_reshape_dimensions(dcl_layer_t *layer, dcl_dims_t *dims);
-
-/* Sets the dimensions of the reshape. A 0 copies the dimension of the same index after the first
- * transpose. At most one dimension is -1, and the library infers it. If `dims` is NULL or its
- * nb_dims is -1, there is no reshape. [local, exclusive] */
-dcl_status_t dcl_shuffle_set_reshape_dimensions(dcl_layer_t *layer, const dcl_dims_t *dims);
-
-/* Copies out the second transpose; see dcl_shuffle_get_first_transpose. [local, shared] */
-dcl_status_t dcl_shuffle_get_second_transpose(dcl_layer_t *layer, int32_t *permutation,
-                                              int32_t *nb_dims);
-
-/* Sets the transpose after the reshape; an `nb_dims` of 0 removes it.
- *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if `permutation` is not a permutation. [local, exclusive] */
-dcl_status_t dcl_shuffle_set_second_transpose(dcl_layer_t *layer, const int32_t *permutation,
-                                              int32_t nb_dims);
-
-/* Returns the type that a Cast layer converts to. [local, shared] */
-dcl_status_t dcl_cast_get_to_type(dcl_layer_t *layer, dcl_data_type_t *to_type);
-
-/* Sets the type that a Cast layer converts to. [local, exclusive] */
-dcl_status_t dcl_cast_set_to_type(dcl_layer_t *layer, dcl_data_type_t to_type);
-
-/* Returns the operation of an ElementWise layer. [local, shared] */
-dcl_status_t dcl_elementwise_get_operation(dcl_layer_t *layer,
-                                           dcl_elementwise_operation_t *operation);
-
-/* Sets the operation of an ElementWise layer. dcl_engine_build checks that the inputs' type has it.
- * [local, exclusive] */
-dcl_status_t dcl_elementwise_set_operation(dcl_layer_t *layer,
-                                           dcl_elementwise_operation_t operation);
-
-/* Returns the dimension along which a Concatenation layer joins its inputs. [local, shared] */
-dcl_status_t dcl_concatenation_get_axis(dcl_layer_t *layer, int32_t *axis);
-
-/* Sets the dimension along which a Concatenation layer joins its inputs: TensorRT's setAxis.
- * dcl_engine_build checks that the inputs have it. [local, exclusive] */
-dcl_status_t dcl_concatenation_set_axis(dcl_layer_t *layer, int32_t axis);
-
-/* Returns the indices of the first element that a Slice layer takes. [local, shared] */
-dcl_status_t dcl_slice_get_start(dcl_layer_t *layer, dcl_dims_t *start);
-
-/* Sets the indices of the first element that a Slice layer takes. None is negative.
- * dcl_engine_build checks that start, size and stride fit each other and the input.
- * [local, exclusive] */
-dcl_status_t dcl_slice_set_start(dcl_layer_t *layer, const dcl_dims_t *start);
-
-/* Returns the dimensions of a Slice layer's output. [local, shared] */
-dcl_status_t dcl_slice_get_size(dcl_layer_t *layer, dcl_dims_t *size);
-
-/* Sets the dimensions of a Slice layer's output; see dcl_slice_set_start. None is negative.
- * [local, exclusive] */
-dcl_status_t dcl_slice_set_size(dcl_layer_t *layer, const dcl_dims_t *size);
-
-/* Returns the distances between the elements that a Slice layer takes. [local, shared] */
-dcl_status_t dcl_slice_get_stride(dcl_layer_t *layer, dcl_dims_t *stride);
-
-/* Sets the distances between the elements that a Slice layer takes; see dcl_slice_set_start.
- * [local, exclusive] */
-dcl_status_t dcl_slice_set_stride(dcl_layer_t *layer, const dcl_dims_t *stride);
-
-/* Returns the type and the dimensions of a constant. Each pointer may be NULL. [local, shared] */
-dcl_status_t dcl_constant_get_dimensions(dcl_layer_t *layer, dcl_data_type_t *data_type,
-                                         dcl_dims_t *dims);
-
-/* Copies out the bytes of a constant. [local, shared] */
-dcl_status_t dcl_constant_get_weights(dcl_layer_t *layer, void *buffer, size_t capacity,
-                                      size_t *length);
-
-/* Replaces a constant's type, dimensions and bytes. The library copies the bytes.
- *
- * Errors: DCL_STATUS_INVALID_BUFFER if `byte_len` is not the size of a tensor of this type and
- * these dimensions. [local, exclusive] */
-dcl_status_t dcl_constant_set_weights(dcl_layer_t *layer, dcl_data_type_t data_type,
-                                      const dcl_dims_t *dims, const void *weights, size_t byte_len);
-
 /* -------------------------------------------------------------------------------------------------
  * 1c. Plugins: layers that the caller implements, so that a network can compute between
  * collectives
@@ -896,20 +813,14 @@ dcl_status_t dcl_engine_serialize(dcl_engine_t *engine, void *buffer, size_t cap
                                   size_t *length);
 
 /* Reads a plan: TensorRT's deserializeCudaEngine. The library checks every rule, so the bytes may
- * come from an untrusted source. Free the engine with dcl_engine_free.
- *
- * Errors: DCL_STATUS_INVALID_PLAN if the bytes are not a plan of this version, or need a plugin.
- * [local, shared] */
-dcl_status_t dcl_engine_deserialize(const void *plan, size_t byte_len, dcl_engine_t **engine);
-
-/* Reads a plan as dcl_engine_deserialize does, and creates its plugins with `creators`, which the
- * library uses during the call only. Free the engine with dcl_engine_free.
+ * come from an untrusted source. It creates the plan's plugins with the `nb_creators` elements of
+ * `creators`, which it uses during the call only. Free the engine with dcl_engine_free.
  *
  * Errors: DCL_STATUS_INVALID_PLAN if the bytes are not a plan of this version, or a plugin has no
  * creator; DCL_STATUS_PLUGIN if a creator fails. [local, shared] */
-dcl_status_t dcl_engine_deserialize_with_plugins(const void *plan, size_t byte_len,
-                                                 const dcl_plugin_creator_t *creators,
-                                                 int32_t nb_creators, dcl_engine_t **engine);
+dcl_status_t dcl_engine_deserialize(const void *plan, size_t byte_len,
+                                    const dcl_plugin_creator_t *creators, int32_t nb_creators,
+                                    dcl_engine_t **engine);
 
 /* Copies out the engine's tensors, layers, schedule and memory as JSON: TensorRT's
  * IEngineInspector. [local, shared] */
@@ -1029,17 +940,11 @@ dcl_status_t dcl_execution_context_set_optimization_profile(dcl_execution_contex
 dcl_status_t dcl_execution_context_get_optimization_profile(dcl_execution_context_t *context,
                                                             int32_t *profile_index);
 
-/* Sets the shape of an input: TensorRT's setInputShape. Enqueued runs keep their shapes.
+/* Sets the shapes of `nb_inputs` inputs together: TensorRT's setInputShape. `names` and `dims` are
+ * arrays of `nb_inputs` elements. Enqueued runs keep their shapes.
  *
- * Errors: DCL_STATUS_INVALID_SHAPE if the shape is outside the profile, or a layer cannot take it.
+ * Errors: DCL_STATUS_INVALID_SHAPE if a shape is outside the profile, or a layer cannot take it.
  * After an error the shapes are as before. [local, exclusive] */
-dcl_status_t dcl_execution_context_set_input_shape(dcl_execution_context_t *context,
-                                                   const char *name, const dcl_dims_t *dims);
-
-/* Sets the shapes of `nb_inputs` inputs that have to change together. `names` and `dims` are arrays
- * of `nb_inputs` elements.
- *
- * Errors: as dcl_execution_context_set_input_shape. [local, exclusive] */
 dcl_status_t dcl_execution_context_set_input_shapes(dcl_execution_context_t *context,
                                                     const char *const *names,
                                                     const dcl_dims_t *dims, int32_t nb_inputs);
@@ -1263,25 +1168,34 @@ dcl_status_t dcl_environment_finalize(dcl_environment_t *environment);
  * freed too. [local, shared] */
 dcl_status_t dcl_environment_free(dcl_environment_t *environment);
 
-/* Returns this process's rank. [local, shared] */
-dcl_status_t dcl_environment_get_rank(dcl_environment_t *environment, int32_t *rank);
+/* What an environment has found. The texts are valid until it is finalized or freed. */
+typedef struct dcl_environment_info {
+    size_t struct_size;
+    /* This process's rank. */
+    int32_t rank;
+    /* The number of ranks. */
+    int32_t world_size;
+    /* This process's number among the ranks on its machine. */
+    int32_t local_rank;
+    /* The number of ranks on this machine. */
+    int32_t local_world_size;
+    /* The seed, which all ranks share. */
+    uint64_t seed;
+    /* The name of the launcher that started the ranks. */
+    const char *launcher;
+    /* Where these values come from, such as "RANK" for the variable of that name; NULL if that is
+     * not known. */
+    const char *rank_source;
+    const char *world_size_source;
+    const char *local_rank_source;
+    const char *local_world_size_source;
+    const char *rendezvous_source;
+} dcl_environment_info_t;
+#define DCL_ENVIRONMENT_INFO_INIT \
+    {sizeof(dcl_environment_info_t), 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL}
 
-/* Returns the number of ranks. [local, shared] */
-dcl_status_t dcl_environment_get_world_size(dcl_environment_t *environment, int32_t *world_size);
-
-/* Returns this process's number among the ranks on its machine. [local, shared] */
-dcl_status_t dcl_environment_get_local_rank(dcl_environment_t *environment, int32_t *local_rank);
-
-/* Returns the number of ranks on this machine. [local, shared] */
-dcl_status_t dcl_environment_get_local_world_size(dcl_environment_t *environment,
-                                                  int32_t *local_world_size);
-
-/* Copies out the name of the launcher that started the ranks. [local, shared] */
-dcl_status_t dcl_environment_get_launcher(dcl_environment_t *environment, char *buffer,
-                                          size_t capacity, size_t *length);
-
-/* Returns the seed, which all ranks share. [local, shared] */
-dcl_status_t dcl_environment_get_seed(dcl_environment_t *environment, uint64_t *seed);
+/* Fills in `info`. [local, shared] */
+dcl_status_t dcl_environment_get_info(dcl_environment_t *environment, dcl_environment_info_t *info);
 
 /* Returns a new handle of the communicator of all ranks. Free it with dcl_communicator_free.
  * [local, shared] */
@@ -1290,13 +1204,6 @@ dcl_status_t dcl_environment_get_communicator(dcl_environment_t *environment,
 
 /* Returns 1 if this process has an environment, and 0 otherwise. [local, shared] */
 dcl_status_t dcl_environment_is_initialized(int32_t *is_initialized);
-
-/* Copies out where a value comes from, such as "RANK" for the variable of that name. `value` is
- * "rank", "world_size", "local_rank", "local_world_size" or "rendezvous".
- *
- * Errors: DCL_STATUS_INVALID_ARGUMENT for any other name. [local, shared] */
-dcl_status_t dcl_environment_get_source(dcl_environment_t *environment, const char *value,
-                                        char *buffer, size_t capacity, size_t *length);
 
 /* Creates a group with a name, of `nb_ranks` ranks in the order of `ranks`. Every rank passes the
  * same name and list. A rank that is not in the list receives NULL. Free the communicator with
@@ -1316,14 +1223,6 @@ dcl_status_t dcl_environment_new_group(dcl_environment_t *environment, const cha
  * this rank is not in it. [local, shared] */
 dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const char *name,
                                        dcl_communicator_t **group);
-
-/* Copies out the ranks of a group in its order, on members and other ranks alike. `capacity` and
- * *length are numbers of ranks. If `ranks` is NULL, the function writes only *length.
- *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no group of that name;
- * DCL_STATUS_BUFFER_TOO_SMALL if the capacity is too small. [local, shared] */
-dcl_status_t dcl_environment_get_group_ranks(dcl_environment_t *environment, const char *name,
-                                             int64_t *ranks, size_t capacity, size_t *length);
 
 /* -------------------------------------------------------------------------------------------------
  * 3b. Communicators
@@ -1461,38 +1360,34 @@ dcl_status_t dcl_communicator_get_backend(dcl_communicator_t *communicator, char
  * [local, shared] */
 dcl_status_t dcl_communicator_get_device(dcl_communicator_t *communicator, int32_t *device);
 
-/* Returns the time in milliseconds that a collective call with this handle waits for other ranks.
- * [local, shared] */
-dcl_status_t dcl_communicator_get_timeout(dcl_communicator_t *communicator, int64_t *timeout_ms);
+/* What may differ between two handles of the same rank. */
+typedef struct dcl_communicator_options {
+    size_t struct_size;
+    /* The time in milliseconds that a collective call waits for other ranks. */
+    int64_t timeout_ms;
+    /* How far the bits of reductions are determined. Contexts and groups that are created with the
+     * handle have it too. All ranks of a call use the same; NCCL does not compare it in calls on
+     * buffers. */
+    dcl_determinism_t determinism;
+    /* The type in which the float32 elements of calls on buffers travel, or DCL_WIRE_TYPE_NONE.
+     * With a type, other operations, list forms and other element types are an error. Layers and
+     * contexts have their own; groups that are created with the handle have none. All ranks of a
+     * call use the same; NCCL does not compare it. */
+    dcl_wire_type_t wire_type;
+} dcl_communicator_options_t;
+#define DCL_COMMUNICATOR_OPTIONS_INIT \
+    {sizeof(dcl_communicator_options_t), DCL_TIMEOUT_DEFAULT, DCL_DETERMINISM_BACKEND, \
+     DCL_WIRE_TYPE_NONE}
 
-/* Returns another handle of the same rank with another timeout. Free it with dcl_communicator_free.
- * [local, shared] */
-dcl_status_t dcl_communicator_with_timeout(dcl_communicator_t *communicator, int64_t timeout_ms,
+/* Fills in the options of this handle. [local, shared] */
+dcl_status_t dcl_communicator_get_options(dcl_communicator_t *communicator,
+                                          dcl_communicator_options_t *options);
+
+/* Returns another handle of the same rank with other options. To change one of them, get all first.
+ * Free the handle with dcl_communicator_free. [local, shared] */
+dcl_status_t dcl_communicator_with_options(dcl_communicator_t *communicator,
+                                           const dcl_communicator_options_t *options,
                                            dcl_communicator_t **other);
-
-/* Returns how far the bits of reductions with this handle are determined. [local, shared] */
-dcl_status_t dcl_communicator_get_determinism(dcl_communicator_t *communicator,
-                                              dcl_determinism_t *determinism);
-
-/* Returns another handle of the same rank with another determinism. Contexts and groups that are
- * created with it have it too. All ranks of a call use the same; NCCL does not compare it in calls
- * on buffers. Free the handle with dcl_communicator_free. [local, shared] */
-dcl_status_t dcl_communicator_with_determinism(dcl_communicator_t *communicator,
-                                               dcl_determinism_t determinism,
-                                               dcl_communicator_t **other);
-
-/* Returns the type in which the float32 elements of calls on buffers with this handle travel, or
- * DCL_WIRE_TYPE_NONE. [local, shared] */
-dcl_status_t dcl_communicator_get_wire_type(dcl_communicator_t *communicator,
-                                            dcl_wire_type_t *wire_type);
-
-/* Returns another handle of the same rank whose calls on buffers have this transport type. Through
- * it other operations, list forms and other element types are an error. Layers and contexts have
- * their own; groups that are created with the handle have none. All ranks of a call use the same;
- * NCCL does not compare it. Free the handle with dcl_communicator_free. [local, shared] */
-dcl_status_t dcl_communicator_with_wire_type(dcl_communicator_t *communicator,
-                                             dcl_wire_type_t wire_type,
-                                             dcl_communicator_t **other);
 
 /* Copies out the value of the session config entry "distcollective.communicator" of ONNX Runtime. A
  * session whose options have this entry and the custom operators of libdistcollective.so runs its
@@ -1949,10 +1844,11 @@ dcl_status_t dcl_work_get_received(dcl_work_t *work, int32_t index, int32_t *sou
  * read-only.
  *
  *     dcl_tensor_dict_t *weights;
- *     dcl_dims_t dims = {2, {64, 32}};
+ *     dcl_dict_tensor_t tensor = DCL_DICT_TENSOR_INIT;
+ *     tensor.dims = (dcl_dims_t){2, {64, 32}};
+ *     tensor.address = w;
  *     status = dcl_tensor_dict_new(&weights);
- *     status = dcl_tensor_dict_insert(weights, "w", DCL_DATA_TYPE_FLOAT, &dims,
- *                                     DCL_DEVICE_HOST, w);
+ *     status = dcl_tensor_dict_insert(weights, "w", &tensor);
  *     status = dcl_broadcast_tensor_dict(communicator, weights, NULL, NULL, NULL);
  *     status = dcl_tensor_dict_free(weights);
  * ---------------------------------------------------------------------------------------------- */
@@ -1988,35 +1884,50 @@ dcl_status_t dcl_tensor_dict_map(const char *path, dcl_tensor_dict_t **dict);
  * [local, shared] */
 dcl_status_t dcl_tensor_dict_save(dcl_tensor_dict_t *dict, const char *path);
 
-/* Adds a tensor at the end, or in the place of one of the same name, which is freed. `device` is
- * the number of a GPU or DCL_DEVICE_HOST. If `address` is NULL, the library allocates zeros.
- * Otherwise the tensor borrows the caller's memory, which must stay valid until the tensor is
- * removed or replaced, or the dictionary is freed, and until the broadcasts that have begun before
- * have ended. No call of the library may use the tensor while the caller writes the memory.
+/* The `data_type` of elements whose type this library does not have. */
+#define DCL_OPAQUE_TYPE (-1)
+
+/* A tensor of a dictionary. */
+typedef struct dcl_dict_tensor {
+    size_t struct_size;
+    /* The type of the elements, or DCL_OPAQUE_TYPE. */
+    dcl_data_type_t data_type;
+    /* The number of the GPU that has the elements, or DCL_DEVICE_HOST. */
+    int32_t device;
+    dcl_dims_t dims;
+    /* The type's name, such as "float32", and the bits of an element. dcl_tensor_dict_insert reads
+     * them for DCL_OPAQUE_TYPE: a name such as safetensors' "F64" or "U16", and 1 to 1024 bits. */
+    const char *type_name;
+    int32_t bit_len;
+    /* 1 if the kernel ends a process that writes the elements: those of dcl_tensor_dict_map and of
+     * a broadcast with `shared`. dcl_tensor_dict_insert does not read it. */
+    int32_t is_read_only;
+    /* The address of the first element. With `strides`, of the one with the indices 0. */
+    void *address;
+    /* NULL, or a number of elements for each dimension, which may be negative or 0. A broadcast
+     * replaces such a tensor of a receiver. */
+    const int64_t *strides;
+    /* The length of all elements in bytes. dcl_tensor_dict_insert does not read it. */
+    size_t byte_len;
+} dcl_dict_tensor_t;
+#define DCL_DICT_TENSOR_INIT \
+    {sizeof(dcl_dict_tensor_t), DCL_DATA_TYPE_FLOAT, DCL_DEVICE_HOST, {0, {0}}, NULL, 0, 0, NULL, \
+     NULL, 0}
+
+/* Writes what DCL_DICT_TENSOR_INIT has to a structure of `struct_size` bytes. [local, shared] */
+dcl_status_t dcl_dict_tensor_init(dcl_dict_tensor_t *tensor, size_t struct_size);
+
+/* Adds a tensor at the end, or in the place of one of the same name, which is freed. If its address
+ * is NULL, the library allocates zeros. Otherwise the tensor borrows the caller's memory, which
+ * must stay valid until the tensor is removed or replaced, or the dictionary is freed, and until
+ * the broadcasts that have begun before have ended. No call of the library may use the tensor while
+ * the caller writes the memory.
  *
- * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_UNSUPPORTED if there
- * is no such GPU. [local, exclusive] */
+ * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_INVALID_ARGUMENT if
+ * elements of DCL_OPAQUE_TYPE have strides or do not fill whole bytes; DCL_STATUS_UNSUPPORTED if
+ * there is no such GPU, or elements on a GPU have strides. [local, exclusive] */
 dcl_status_t dcl_tensor_dict_insert(dcl_tensor_dict_t *dict, const char *name,
-                                    dcl_data_type_t data_type, const dcl_dims_t *dims,
-                                    int32_t device, void *address);
-
-/* Adds a tensor whose elements are not one after the other, in host memory that it borrows as in
- * dcl_tensor_dict_insert. `strides` has a number of elements for each dimension; it may be negative
- * or 0. `address` is that of the element with the indices 0. A broadcast replaces such a tensor of
- * a receiver. [local, exclusive] */
-dcl_status_t dcl_tensor_dict_insert_strided(dcl_tensor_dict_t *dict, const char *name,
-                                            dcl_data_type_t data_type, const dcl_dims_t *dims,
-                                            const int64_t *strides, void *address);
-
-/* Adds a tensor of a type that this library does not have, in host memory: one with a name, such as
- * safetensors' "F64" or "U16", and 1 to 1024 bits. Only dictionaries carry it. `address` is as in
- * dcl_tensor_dict_insert.
- *
- * Errors: DCL_STATUS_INVALID_ARGUMENT if the elements do not fill whole bytes.
- * [local, exclusive] */
-dcl_status_t dcl_tensor_dict_insert_opaque(dcl_tensor_dict_t *dict, const char *name,
-                                           const char *type_name, int32_t bit_len,
-                                           const dcl_dims_t *dims, void *address);
+                                    const dcl_dict_tensor_t *tensor);
 
 /* Removes a tensor, and frees what it owns. [local, exclusive] */
 dcl_status_t dcl_tensor_dict_remove(dcl_tensor_dict_t *dict, const char *name);
@@ -2028,35 +1939,12 @@ dcl_status_t dcl_tensor_dict_get_nb_tensors(dcl_tensor_dict_t *dict, int32_t *nb
 dcl_status_t dcl_tensor_dict_get_name(dcl_tensor_dict_t *dict, int32_t index, char *buffer,
                                       size_t capacity, size_t *length);
 
-/* Returns the type of a tensor's elements.
- *
- * Errors: DCL_STATUS_UNSUPPORTED if this library does not have the type. [local, shared] */
-dcl_status_t dcl_tensor_dict_get_type(dcl_tensor_dict_t *dict, const char *name,
-                                      dcl_data_type_t *data_type);
-
-/* Copies out the name of the type of a tensor's elements, such as "float32" or "F64".
+/* Fills in `tensor`. The address is valid until the tensor is removed or replaced, or the
+ * dictionary is freed, and the type's name until the dictionary is freed. `strides` receives NULL.
+ * If the tensor has strides, `address` receives NULL too; dcl_tensor_dict_read copies its elements.
  * [local, shared] */
-dcl_status_t dcl_tensor_dict_get_type_name(dcl_tensor_dict_t *dict, const char *name, char *buffer,
-                                           size_t capacity, size_t *length);
-
-/* Returns a tensor's dimensions. [local, shared] */
-dcl_status_t dcl_tensor_dict_get_dims(dcl_tensor_dict_t *dict, const char *name, dcl_dims_t *dims);
-
-/* Returns the length of a tensor's elements in bytes. [local, shared] */
-dcl_status_t dcl_tensor_dict_get_byte_len(dcl_tensor_dict_t *dict, const char *name,
-                                          size_t *byte_len);
-
-/* Returns the number of the GPU that has a tensor's elements, or DCL_DEVICE_HOST.
- * [local, shared] */
-dcl_status_t dcl_tensor_dict_get_device(dcl_tensor_dict_t *dict, const char *name,
-                                        int32_t *device);
-
-/* Returns the address of a tensor's elements. It is valid until the tensor is removed or replaced,
- * or the dictionary is freed. The kernel ends a process that writes read-only elements: those of
- * dcl_tensor_dict_map and of a broadcast with `shared`.
- *
- * Errors: DCL_STATUS_INVALID_BUFFER if the tensor is strided. [local, exclusive] */
-dcl_status_t dcl_tensor_dict_get_address(dcl_tensor_dict_t *dict, const char *name, void **address);
+dcl_status_t dcl_tensor_dict_get_tensor(dcl_tensor_dict_t *dict, const char *name,
+                                        dcl_dict_tensor_t *tensor);
 
 /* Copies `byte_len` bytes of a tensor's elements, row by row from `byte_offset` on, from whatever
  * memory they are in. A strided tensor gives whole elements.
@@ -2098,15 +1986,13 @@ typedef void (*dcl_progress_callback_t)(uint64_t byte_count, uint64_t total_byte
 /* How a dictionary is broadcast. */
 typedef struct dcl_broadcast_options {
     size_t struct_size;
-    /* The rank, of the group, that gives its dictionary. All ranks pass the same. */
+    /* The rank that gives its dictionary. All ranks pass the same. */
     int32_t src;
     /* Where a receiver's tensors lie at the end: the number of a GPU or DCL_DEVICE_HOST. If it is
      * DCL_DEVICE_UNSET, a tensor that the receiver has is filled where it is, and a new one is in
      * the memory of the communicator. */
     int32_t device;
-    /* The group, for dcl_environment_broadcast_tensor_dict. NULL means "default": all ranks. */
-    const char *group_name;
-    /* The backend that the group has to have. NULL means any. */
+    /* The backend that the communicator has to have. NULL means any. */
     const char *backend;
     /* Not 0: what arrives ends in host memory, whatever `device` says. */
     int32_t offload_to_cpu;
@@ -2124,7 +2010,7 @@ typedef struct dcl_broadcast_options {
     void *user_data;
 } dcl_broadcast_options_t;
 #define DCL_BROADCAST_OPTIONS_INIT \
-    {sizeof(dcl_broadcast_options_t), 0, DCL_DEVICE_UNSET, NULL, NULL, 0, 0, 0, 0, NULL, NULL}
+    {sizeof(dcl_broadcast_options_t), 0, DCL_DEVICE_UNSET, NULL, 0, 0, 0, 0, NULL, NULL}
 
 /* Writes what DCL_BROADCAST_OPTIONS_INIT has to a structure of `struct_size` bytes.
  * [local, shared] */
@@ -2162,16 +2048,6 @@ dcl_status_t dcl_broadcast_options_init(dcl_broadcast_options_t *options, size_t
 dcl_status_t dcl_broadcast_tensor_dict(dcl_communicator_t *communicator, dcl_tensor_dict_t *dict,
                                        const dcl_broadcast_options_t *options, dcl_stream_t *stream,
                                        dcl_work_t **work);
-
-/* Calls dcl_broadcast_tensor_dict in the group that the options name, on the calling thread.
- *
- * Errors: those of dcl_broadcast_tensor_dict. These are of this rank alone, which then has no group
- * in common with the others: DCL_STATUS_INVALID_ARGUMENT if there is no such group, or the
- * structure cannot be read; DCL_STATUS_NOT_A_MEMBER if this rank is not in the group.
- * [collective, shared] */
-dcl_status_t dcl_environment_broadcast_tensor_dict(dcl_environment_t *environment,
-                                                   dcl_tensor_dict_t *dict,
-                                                   const dcl_broadcast_options_t *options);
 
 #ifdef __cplusplus
 } /* extern "C" */

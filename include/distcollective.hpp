@@ -10,8 +10,8 @@
 //
 // Ownership. These classes own a handle: Network, DistCollective, BoundLayer, Engine,
 // ExecutionContext, Environment, Communicator, Buffer, Stream and Work. They can be moved but not
-// copied, and the destructor frees the handle. Tensor, Layer and the ...Layer classes are views of
-// a handle that its network or a DistCollective owns. They can be copied. After the owner is freed,
+// copied, and the destructor frees the handle. Tensor, Layer and DistCollectiveLayer are views of a
+// handle that its network or a DistCollective owns. They can be copied. After the owner is freed,
 // their methods return Status::kINVALID_HANDLE. An object that was default-constructed or moved
 // from has no handle, and its methods return Status::kINVALID_HANDLE too. There is one exception: a
 // Stream without a handle is the calling thread.
@@ -169,13 +169,6 @@ struct Dims : dcl_dims_t {
         std::copy_n(dims.begin(), size(), d);
     }
 
-    // The absence of dimensions, in contrast to zero dimensions: a Shuffle without a reshape.
-    static Dims none() noexcept {
-        Dims dims;
-        dims.nb_dims = -1;
-        return dims;
-    }
-
     std::size_t size() const noexcept {
         return static_cast<std::size_t>(std::clamp<std::int32_t>(nb_dims, 0, DCL_MAX_DIMS));
     }
@@ -205,7 +198,8 @@ inline constexpr std::int32_t any_source = DCL_ANY_SOURCE;
 // The C structures with their initial values. The caller owns their strings, and the library reads
 // them during the call only. The functions that do the same for other languages have no wrapper
 // here: dcl_execution_context_options_init, dcl_environment_config_init, dcl_bootstrap_config_init,
-// dcl_plugin_init, dcl_plugin_creator_init, dcl_message_init and dcl_broadcast_options_init.
+// dcl_plugin_init, dcl_plugin_creator_init, dcl_message_init, dcl_dict_tensor_init and
+// dcl_broadcast_options_init.
 struct ExecutionContextOptions : dcl_execution_context_options_t {
     ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
 };
@@ -214,6 +208,24 @@ struct EnvironmentConfig : dcl_environment_config_t {
 };
 struct BootstrapConfig : dcl_bootstrap_config_t {
     BootstrapConfig() noexcept : dcl_bootstrap_config_t DCL_BOOTSTRAP_CONFIG_INIT {}
+};
+struct CommunicatorOptions : dcl_communicator_options_t {
+    CommunicatorOptions() noexcept : dcl_communicator_options_t DCL_COMMUNICATOR_OPTIONS_INIT {}
+};
+// Its texts are valid as long as the Environment.
+struct EnvironmentInfo : dcl_environment_info_t {
+    EnvironmentInfo() noexcept : dcl_environment_info_t DCL_ENVIRONMENT_INFO_INIT {}
+};
+struct DictTensor : dcl_dict_tensor_t {
+    DictTensor() noexcept : dcl_dict_tensor_t DCL_DICT_TENSOR_INIT {}
+    DictTensor(DataType data_type, const Dims &dims, void *address = nullptr,
+               std::int32_t device = host_memory) noexcept
+        : DictTensor() {
+        this->data_type = static_cast<dcl_data_type_t>(data_type);
+        this->dims = dims;
+        this->address = address;
+        this->device = device;
+    }
 };
 struct BroadcastOptions : dcl_broadcast_options_t {
     BroadcastOptions() noexcept : dcl_broadcast_options_t DCL_BROADCAST_OPTIONS_INIT {}
@@ -564,23 +576,8 @@ class TensorDict : public detail::Owned<detail::Handle<dcl_tensor_dict_t>, dcl_t
         return detail::check(dcl_tensor_dict_save(get(), path.c_str()));
     }
 
-    Result<void> insert(const std::string &name, DataType data_type, const Dims &dims, void *address = nullptr,
-                        std::int32_t device = host_memory) {
-        return detail::check(
-            dcl_tensor_dict_insert(get(), name.c_str(), detail::number(data_type), &dims, device, address));
-    }
-    // `strides` has a number of elements for each dimension.
-    Result<void> insert_strided(const std::string &name, DataType data_type, const Dims &dims,
-                                const std::vector<std::int64_t> &strides, void *address) {
-        if (strides.size() != dims.size())
-            return Error(Status::kINVALID_ARGUMENT, "there is one stride for each dimension");
-        return detail::check(dcl_tensor_dict_insert_strided(get(), name.c_str(), detail::number(data_type), &dims,
-                                                            strides.data(), address));
-    }
-    Result<void> insert_opaque(const std::string &name, const std::string &type_name, std::int32_t bit_len,
-                               const Dims &dims, void *address = nullptr) {
-        return detail::check(
-            dcl_tensor_dict_insert_opaque(get(), name.c_str(), type_name.c_str(), bit_len, &dims, address));
+    Result<void> insert(const std::string &name, const DictTensor &tensor) {
+        return detail::check(dcl_tensor_dict_insert(get(), name.c_str(), &tensor));
     }
     Result<void> remove(const std::string &name) { return detail::check(dcl_tensor_dict_remove(get(), name.c_str())); }
 
@@ -590,24 +587,8 @@ class TensorDict : public detail::Owned<detail::Handle<dcl_tensor_dict_t>, dcl_t
     Result<std::string> get_name(std::int32_t index) const {
         return detail::copy_out<std::string>(dcl_tensor_dict_get_name, get(), index);
     }
-    Result<DataType> get_type(const std::string &name) const {
-        return detail::output<dcl_data_type_t, DataType>(dcl_tensor_dict_get_type, get(), name.c_str());
-    }
-    Result<std::string> get_type_name(const std::string &name) const {
-        return detail::copy_out<std::string>(dcl_tensor_dict_get_type_name, get(), name.c_str());
-    }
-    Result<Dims> get_dims(const std::string &name) const {
-        return detail::output<Dims>(dcl_tensor_dict_get_dims, get(), name.c_str());
-    }
-    Result<std::size_t> get_byte_len(const std::string &name) const {
-        return detail::output<std::size_t>(dcl_tensor_dict_get_byte_len, get(), name.c_str());
-    }
-    Result<std::int32_t> get_device(const std::string &name) const {
-        return detail::output<std::int32_t>(dcl_tensor_dict_get_device, get(), name.c_str());
-    }
-    // The caller must not write elements of a mapped file or of a broadcast with `shared`.
-    Result<void *> get_address(const std::string &name) {
-        return detail::output<void *>(dcl_tensor_dict_get_address, get(), name.c_str());
+    Result<DictTensor> get_tensor(const std::string &name) const {
+        return detail::output<DictTensor>(dcl_tensor_dict_get_tensor, get(), name.c_str());
     }
     Result<void> read(const std::string &name, std::size_t byte_offset, void *bytes, std::size_t byte_len) const {
         return detail::check(dcl_tensor_dict_read(get(), name.c_str(), byte_offset, bytes, byte_len));
@@ -691,30 +672,12 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::copy_out<std::string>(dcl_communicator_get_backend, get());
     }
     Result<std::int32_t> get_device() const { return detail::output<std::int32_t>(dcl_communicator_get_device, get()); }
-    Result<Timeout> get_timeout() const {
-        return detail::output<std::int64_t, Timeout>(dcl_communicator_get_timeout, get());
+    Result<CommunicatorOptions> get_options() const {
+        return detail::output<CommunicatorOptions>(dcl_communicator_get_options, get());
     }
     // Another handle on the same rank.
-    Result<Communicator> with_timeout(Timeout timeout) const {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_timeout, get(),
-                                                                  timeout.count());
-    }
-    Result<Determinism> get_determinism() const {
-        return detail::output<dcl_determinism_t, Determinism>(dcl_communicator_get_determinism, get());
-    }
-    // Another handle on the same rank.
-    Result<Communicator> with_determinism(Determinism determinism) const {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_determinism, get(),
-                                                                  detail::number(determinism));
-    }
-
-    Result<WireType> get_wire_type() const {
-        return detail::output<dcl_wire_type_t, WireType>(dcl_communicator_get_wire_type, get());
-    }
-    // Another handle on the same rank.
-    Result<Communicator> with_wire_type(WireType wire_type) const {
-        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_wire_type, get(),
-                                                                  detail::number(wire_type));
+    Result<Communicator> with_options(const CommunicatorOptions &options) const {
+        return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_with_options, get(), &options);
     }
 
     // The value of the session config entry "distcollective.communicator" of ONNX Runtime.
@@ -940,28 +903,14 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
     // Frees the handle, also if the call fails.
     Result<void> finalize() { return detail::check(dcl_environment_finalize(release())); }
 
-    Result<std::int32_t> get_rank() const { return detail::output<std::int32_t>(dcl_environment_get_rank, get()); }
-    Result<std::int32_t> get_world_size() const {
-        return detail::output<std::int32_t>(dcl_environment_get_world_size, get());
+    Result<EnvironmentInfo> get_info() const {
+        return detail::output<EnvironmentInfo>(dcl_environment_get_info, get());
     }
-    Result<std::int32_t> get_local_rank() const {
-        return detail::output<std::int32_t>(dcl_environment_get_local_rank, get());
-    }
-    Result<std::int32_t> get_local_world_size() const {
-        return detail::output<std::int32_t>(dcl_environment_get_local_world_size, get());
-    }
-    Result<std::string> get_launcher() const {
-        return detail::copy_out<std::string>(dcl_environment_get_launcher, get());
-    }
-    Result<std::uint64_t> get_seed() const { return detail::output<std::uint64_t>(dcl_environment_get_seed, get()); }
     Result<Communicator> get_communicator() const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_communicator, get());
     }
 
     static Result<bool> is_initialized() { return detail::output<std::int32_t, bool>(dcl_environment_is_initialized); }
-    Result<std::string> get_source(const std::string &value) const {
-        return detail::copy_out<std::string>(dcl_environment_get_source, get(), value.c_str());
-    }
 
     // A rank that is not in the group receives a Communicator without a handle.
     Result<Communicator> new_group(const std::string &name, const Ranks &ranks) const {
@@ -969,16 +918,8 @@ class Environment : public detail::Owned<detail::Handle<dcl_environment_t>, dcl_
                                                                   ranks.data(),
                                                                   static_cast<std::int64_t>(ranks.size()));
     }
-    Result<void> broadcast_tensor_dict(TensorDict &dict, const BroadcastOptions &options = BroadcastOptions()) const {
-        return detail::check(dcl_environment_broadcast_tensor_dict(get(), dict.get(), &options));
-    }
     Result<Communicator> get_group(const std::string &name) const {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_environment_get_group, get(), name.c_str());
-    }
-    Result<Ranks> get_group_ranks(const std::string &name) const {
-        return detail::copy_ranks([&](std::int64_t *ranks, std::size_t capacity, std::size_t *length) {
-            return dcl_environment_get_group_ranks(get(), name.c_str(), ranks, capacity, length);
-        });
     }
 };
 
@@ -1184,114 +1125,6 @@ inline Result<BoundLayer> DistCollectiveLayer::bind(const Communicator &communic
                                                            detail::number(data_type));
 }
 
-// A view of a Shuffle layer.
-class ShuffleLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit ShuffleLayer(Layer layer) noexcept : Layer(layer) {}
-
-    // Empty if there is no transpose.
-    using Permutation = std::vector<std::int32_t>;
-
-    Result<Permutation> get_first_transpose() const { return get_transpose(dcl_shuffle_get_first_transpose); }
-    Result<void> set_first_transpose(const Permutation &permutation) {
-        return detail::check(dcl_shuffle_set_first_transpose(get(), permutation.data(), nb_dims(permutation)));
-    }
-    // Dims::none() if there is no reshape.
-    Result<Dims> get_reshape_dimensions() const {
-        return detail::output<Dims>(dcl_shuffle_get_reshape_dimensions, get());
-    }
-    Result<void> set_reshape_dimensions(const Dims &dims) {
-        return detail::check(dcl_shuffle_set_reshape_dimensions(get(), &dims));
-    }
-    Result<Permutation> get_second_transpose() const { return get_transpose(dcl_shuffle_get_second_transpose); }
-    Result<void> set_second_transpose(const Permutation &permutation) {
-        return detail::check(dcl_shuffle_set_second_transpose(get(), permutation.data(), nb_dims(permutation)));
-    }
-
-  private:
-    static std::int32_t nb_dims(const Permutation &permutation) noexcept {
-        return static_cast<std::int32_t>(permutation.size());
-    }
-    Result<Permutation> get_transpose(dcl_status_t (*get_it)(dcl_layer_t *, std::int32_t *, std::int32_t *)) const {
-        Permutation permutation(DCL_MAX_DIMS);
-        std::int32_t length = 0;
-        if (auto got = detail::check(get_it(get(), permutation.data(), &length)); !got) return got.error();
-        permutation.resize(static_cast<std::size_t>(length));
-        return permutation;
-    }
-};
-
-// A view of a Cast layer.
-class CastLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit CastLayer(Layer layer) noexcept : Layer(layer) {}
-
-    Result<DataType> get_to_type() const {
-        return detail::output<dcl_data_type_t, DataType>(dcl_cast_get_to_type, get());
-    }
-    Result<void> set_to_type(DataType to_type) {
-        return detail::check(dcl_cast_set_to_type(get(), detail::number(to_type)));
-    }
-};
-
-// A view of an ElementWise layer.
-class ElementWiseLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit ElementWiseLayer(Layer layer) noexcept : Layer(layer) {}
-
-    Result<ElementWiseOperation> get_operation() const {
-        return detail::output<dcl_elementwise_operation_t, ElementWiseOperation>(dcl_elementwise_get_operation, get());
-    }
-    Result<void> set_operation(ElementWiseOperation operation) {
-        return detail::check(dcl_elementwise_set_operation(get(), detail::number(operation)));
-    }
-};
-
-// A view of a Concatenation layer.
-class ConcatenationLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit ConcatenationLayer(Layer layer) noexcept : Layer(layer) {}
-
-    Result<std::int32_t> get_axis() const { return detail::output<std::int32_t>(dcl_concatenation_get_axis, get()); }
-    Result<void> set_axis(std::int32_t axis) { return detail::check(dcl_concatenation_set_axis(get(), axis)); }
-};
-
-// A view of a Slice layer.
-class SliceLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit SliceLayer(Layer layer) noexcept : Layer(layer) {}
-
-    Result<Dims> get_start() const { return detail::output<Dims>(dcl_slice_get_start, get()); }
-    Result<void> set_start(const Dims &start) { return detail::check(dcl_slice_set_start(get(), &start)); }
-    Result<Dims> get_size() const { return detail::output<Dims>(dcl_slice_get_size, get()); }
-    Result<void> set_size(const Dims &size) { return detail::check(dcl_slice_set_size(get(), &size)); }
-    Result<Dims> get_stride() const { return detail::output<Dims>(dcl_slice_get_stride, get()); }
-    Result<void> set_stride(const Dims &stride) { return detail::check(dcl_slice_set_stride(get(), &stride)); }
-};
-
-// A view of a Constant layer.
-class ConstantLayer : public Layer {
-  public:
-    using Layer::Layer;
-    explicit ConstantLayer(Layer layer) noexcept : Layer(layer) {}
-
-    Result<DataType> get_data_type() const {
-        dcl_data_type_t data_type = DCL_DATA_TYPE_FLOAT;
-        if (auto got = detail::check(dcl_constant_get_dimensions(get(), &data_type, nullptr)); !got) return got.error();
-        return static_cast<DataType>(data_type);
-    }
-    Result<Dims> get_dimensions() const { return detail::output<Dims>(dcl_constant_get_dimensions, get(), nullptr); }
-    Result<Bytes> get_weights() const { return detail::copy_out<Bytes>(dcl_constant_get_weights, get()); }
-    Result<void> set_weights(DataType data_type, const Dims &dims, const void *weights, std::size_t byte_len) {
-        return detail::check(dcl_constant_set_weights(get(), detail::number(data_type), &dims, weights, byte_len));
-    }
-};
-
 // -------------------------------------------------------------------------------------------------
 // Plugins
 // -------------------------------------------------------------------------------------------------
@@ -1373,7 +1206,7 @@ inline dcl_status_t plugin_shapes(void *plugin, const dcl_dims_t *inputs, std::i
         std::array<Dims, DCL_MAX_PLUGIN_TENSORS> in;
         std::array<Dims, DCL_MAX_PLUGIN_TENSORS> out;
         std::copy_n(inputs, nb_inputs, in.begin());
-        out.fill(Dims::none()); // an error if the plugin does not write it
+        for (Dims &dims : out) dims.nb_dims = -1; // an error if the plugin does not write it
         const auto status =
             static_cast<const Plugin *>(plugin)->get_output_shapes(in.data(), nb_inputs, out.data(), nb_outputs);
         std::copy_n(out.begin(), nb_outputs, outputs);
@@ -1468,33 +1301,38 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
             dcl_network_add_dist_collective, get(), input.get(), detail::number(operation), detail::number(reduce_op),
             root, groups.data(), static_cast<std::int64_t>(groups.size()));
     }
-    Result<ShuffleLayer> add_shuffle(Tensor input) {
-        return detail::output<dcl_layer_t *, ShuffleLayer>(dcl_network_add_shuffle, get(), input.get());
+    // A step without a value is left out.
+    Result<Layer> add_shuffle(Tensor input, const std::optional<Dims> &first_transpose,
+                              const std::optional<Dims> &reshape = std::nullopt,
+                              const std::optional<Dims> &second_transpose = std::nullopt) {
+        const auto raw = [](const std::optional<Dims> &dims) -> const dcl_dims_t * { return dims ? &*dims : nullptr; };
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_shuffle, get(), input.get(), raw(first_transpose),
+                                                    raw(reshape), raw(second_transpose));
     }
-    Result<CastLayer> add_cast(Tensor input, DataType to_type) {
-        return detail::output<dcl_layer_t *, CastLayer>(dcl_network_add_cast, get(), input.get(),
+    Result<Layer> add_cast(Tensor input, DataType to_type) {
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_cast, get(), input.get(),
                                                         detail::number(to_type));
     }
-    Result<ElementWiseLayer> add_elementwise(Tensor a, Tensor b, ElementWiseOperation operation) {
-        return detail::output<dcl_layer_t *, ElementWiseLayer>(dcl_network_add_elementwise, get(), a.get(), b.get(),
+    Result<Layer> add_elementwise(Tensor a, Tensor b, ElementWiseOperation operation) {
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_elementwise, get(), a.get(), b.get(),
                                                                detail::number(operation));
     }
-    Result<ConcatenationLayer> add_concatenation(const std::vector<Tensor> &inputs, std::int32_t axis) {
+    Result<Layer> add_concatenation(const std::vector<Tensor> &inputs, std::int32_t axis) {
         std::vector<dcl_tensor_t *> tensors;
         for (const Tensor &input : inputs) tensors.push_back(input.get());
-        return detail::output<dcl_layer_t *, ConcatenationLayer>(
+        return detail::output<dcl_layer_t *, Layer>(
             dcl_network_add_concatenation, get(), tensors.data(), static_cast<std::int32_t>(tensors.size()), axis);
     }
-    Result<SliceLayer> add_slice(Tensor input, const Dims &start, const Dims &size, const Dims &stride) {
-        return detail::output<dcl_layer_t *, SliceLayer>(dcl_network_add_slice, get(), input.get(), &start, &size,
+    Result<Layer> add_slice(Tensor input, const Dims &start, const Dims &size, const Dims &stride) {
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_slice, get(), input.get(), &start, &size,
                                                          &stride);
     }
     Result<Layer> add_identity(Tensor input) {
         return detail::output<dcl_layer_t *, Layer>(dcl_network_add_identity, get(), input.get());
     }
-    Result<ConstantLayer> add_constant(DataType data_type, const Dims &dims, const void *weights,
+    Result<Layer> add_constant(DataType data_type, const Dims &dims, const void *weights,
                                        std::size_t byte_len) {
-        return detail::output<dcl_layer_t *, ConstantLayer>(dcl_network_add_constant, get(), detail::number(data_type),
+        return detail::output<dcl_layer_t *, Layer>(dcl_network_add_constant, get(), detail::number(data_type),
                                                             &dims, weights, byte_len);
     }
     // The library frees the plugin with the last object that uses it, or at once if the call fails.
@@ -1555,9 +1393,6 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
         return detail::output<std::int32_t>(dcl_execution_context_get_optimization_profile, get());
     }
 
-    Result<void> set_input_shape(const std::string &name, const Dims &dims) {
-        return detail::check(dcl_execution_context_set_input_shape(get(), name.c_str(), &dims));
-    }
     Result<void> set_input_shapes(const std::vector<std::pair<std::string, Dims>> &shapes) {
         std::vector<const char *> names;
         std::vector<dcl_dims_t> dims;
@@ -1593,13 +1428,8 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
     static Result<Engine> build(const Network &network) {
         return detail::output<dcl_engine_t *, Engine>(dcl_engine_build, network.get());
     }
-    static Result<Engine> deserialize(const void *plan, std::size_t byte_len) {
-        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize, plan, byte_len);
-    }
-    static Result<Engine> deserialize(const Bytes &plan) { return deserialize(plan.data(), plan.size()); }
-
-    static Result<Engine> deserialize_with_plugins(const void *plan, std::size_t byte_len,
-                                                   const std::vector<PluginCreator> &creators) {
+    static Result<Engine> deserialize(const void *plan, std::size_t byte_len,
+                                      const std::vector<PluginCreator> &creators = {}) {
         std::vector<dcl_plugin_creator_t> c_creators;
         for (const PluginCreator &creator : creators) {
             dcl_plugin_creator_t c_creator = DCL_PLUGIN_CREATOR_INIT;
@@ -1609,11 +1439,11 @@ class Engine : public detail::Owned<detail::Handle<dcl_engine_t>, dcl_engine_fre
             c_creator.create = detail::plugin_create;
             c_creators.push_back(c_creator);
         }
-        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize_with_plugins, plan, byte_len,
-                                                      c_creators.data(), static_cast<std::int32_t>(c_creators.size()));
+        return detail::output<dcl_engine_t *, Engine>(dcl_engine_deserialize, plan, byte_len, c_creators.data(),
+                                                      static_cast<std::int32_t>(c_creators.size()));
     }
-    static Result<Engine> deserialize_with_plugins(const Bytes &plan, const std::vector<PluginCreator> &creators) {
-        return deserialize_with_plugins(plan.data(), plan.size(), creators);
+    static Result<Engine> deserialize(const Bytes &plan, const std::vector<PluginCreator> &creators = {}) {
+        return deserialize(plan.data(), plan.size(), creators);
     }
 
     Result<Bytes> serialize() const { return detail::copy_out<Bytes>(dcl_engine_serialize, get()); }

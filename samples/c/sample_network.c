@@ -70,10 +70,9 @@ struct plan {
 
 /* Adds a Shuffle that transposes a matrix. */
 static int add_transpose(dcl_network_t *network, dcl_tensor_t *input, dcl_tensor_t **output) {
-    const int32_t permutation[] = {1, 0};
+    const dcl_dims_t permutation = {2, {1, 0}};
     dcl_layer_t *layer = NULL;
-    CHECK(dcl_network_add_shuffle(network, input, &layer));
-    CHECK(dcl_shuffle_set_first_transpose(layer, permutation, 2));
+    CHECK(dcl_network_add_shuffle(network, input, &permutation, NULL, NULL, &layer));
     CHECK(dcl_layer_get_output(layer, 0, output));
     return 0;
 }
@@ -229,7 +228,7 @@ static int run_plan(const struct plan *plan, dcl_collective_operation_t operatio
                     int32_t root, struct row *row) {
     dcl_engine_t *engine = NULL;
     dcl_execution_context_t *context = NULL;
-    CHECK(dcl_engine_deserialize(plan->bytes, plan->byte_len, &engine));
+    CHECK(dcl_engine_deserialize(plan->bytes, plan->byte_len, NULL, 0, &engine));
     CHECK(dcl_engine_create_execution_context(engine, NULL, &context));
     /* The ranks compare their plans. */
     CHECK(dcl_execution_context_set_communicator(context, rank->communicator));

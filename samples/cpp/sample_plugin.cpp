@@ -383,9 +383,9 @@ bool as_one_rank(Arguments arguments) {
     config.backend = backend;
     config.timeout_ms = Timeout(60s).count();
     Environment environment = Environment::initialize(config).value();
-    const std::int32_t rank = environment.get_rank().value();
-    arguments.ranks = environment.get_world_size().value();
     const Communicator communicator = environment.get_communicator().value();
+    const std::int32_t rank = communicator.get_rank().value();
+    arguments.ranks = communicator.get_world_size().value();
     std::vector<Row> summary;
     bool passed = true;
     for (CollectiveOperation operation : arguments.operations) {

@@ -21,9 +21,16 @@ use super::status::{CallError, Result};
 
 /// `const T *`: one value or an array.
 #[repr(transparent)]
+#[derive(Clone, Copy)]
 pub(super) struct InPointer<T>(*const T);
 
 impl<T: Copy> InPointer<T> {
+    pub(super) const NULL: Self = InPointer(std::ptr::null());
+
+    pub(super) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     /// The value, or `None` for NULL.
     pub(super) fn optional(&self) -> Option<T> {
         // SAFETY: C's promise: the pointer is valid.
@@ -142,6 +149,11 @@ pub(super) struct TextPointer(*const c_char);
 impl TextPointer {
     pub(super) const NULL: TextPointer = TextPointer(std::ptr::null());
 
+    /// A text of this library, which lives as long as the header says.
+    pub(super) fn to(text: &CStr) -> Self {
+        TextPointer(text.as_ptr())
+    }
+
     pub(super) fn optional(&self, name: &str) -> Result<Option<&str>> {
         if self.0.is_null() {
             return Ok(None);
@@ -200,6 +212,11 @@ pub(super) struct VoidPointer(*mut c_void);
 impl VoidPointer {
     pub(super) const NULL: VoidPointer = VoidPointer(std::ptr::null_mut());
 
+    /// Memory of this library, which lives as long as the header says.
+    pub(super) fn to(start: *const u8) -> Self {
+        VoidPointer(start.cast_mut().cast())
+    }
+
     /// The address, which may be NULL only if `byte_len` is 0.
     pub(super) fn for_bytes(&self, name: &str, byte_len: usize) -> Result<*mut u8> {
         match self.0.is_null() && byte_len > 0 {
@@ -246,20 +263,42 @@ impl<T> OutPointer<T> {
 }
 
 impl<T: SizedStruct> OutPointer<T> {
-    /// Writes a structure's initial value. The caller's version of it has `size` bytes. Those that
-    /// this version does not know become 0.
+    /// Writes a structure's initial value. The caller's version of it has `size` bytes.
     pub(super) fn initialize(self, name: &str, size: usize) -> Result<()> {
         let CheckedOut(start) = self.check(name)?;
         check_size::<T>(name, size)?;
-        let (start, initial, own) = (start.cast::<u8>(), T::INITIAL, size_of::<T>());
+        OutStructure { start, size }.set(T::INITIAL);
+        Ok(())
+    }
+
+    /// Checks a structure that the function fills in. The caller has set its size.
+    pub(super) fn structure(self, name: &str) -> Result<OutStructure<T>> {
+        let CheckedOut(start) = self.check(name)?;
+        // SAFETY: C's promise: the pointer is valid, and the first field is the size.
+        let size = unsafe { start.cast::<usize>().read() };
+        check_size::<T>(name, size)?;
+        Ok(OutStructure { start, size })
+    }
+}
+
+/// A structure that the function fills in, with the size of the caller's version.
+pub(super) struct OutStructure<T> {
+    start: *mut T,
+    size: usize,
+}
+
+impl<T: SizedStruct> OutStructure<T> {
+    /// Writes the fields that the caller's version has. Bytes that this version does not know
+    /// become 0.
+    pub(super) fn set(self, value: T) {
+        let (start, size) = (self.start.cast::<u8>(), self.size);
         // SAFETY: C's promise: the structure has `size` bytes, the first of which are its size. The
-        // initial value has `own` bytes, and does not overlap it.
+        // value has as many bytes as are copied, and does not overlap it.
         unsafe {
             start.write_bytes(0, size);
-            start.copy_from_nonoverlapping((&raw const initial).cast(), size.min(own));
+            start.copy_from_nonoverlapping((&raw const value).cast(), size.min(size_of::<T>()));
             start.cast::<usize>().write(size);
         }
-        Ok(())
     }
 }
 
@@ -306,12 +345,9 @@ pub(super) struct CDims {
 }
 
 impl CDims {
-    /// The absence of dimensions, in contrast to zero dimensions: a Shuffle without a reshape.
+    pub(super) const SCALAR: CDims = CDims { nb_dims: 0, d: [0; MAX_DIMS] };
+    /// No dimensions, in contrast to zero dimensions.
     pub(super) const ABSENT: CDims = CDims { nb_dims: -1, d: [0; MAX_DIMS] };
-
-    pub(super) fn is_absent(&self) -> bool {
-        self.nb_dims == -1
-    }
 
     pub(super) fn as_slice(&self) -> Result<&[i64]> {
         match usize::try_from(self.nb_dims).ok().and_then(|count| self.d.get(..count)) {

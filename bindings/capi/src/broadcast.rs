@@ -5,19 +5,14 @@ use std::ffi::c_void;
 use dcl::comm::BackendKind;
 use dcl::tensor::MemorySpace;
 use dcl::tensor_dict::BroadcastOptions;
-use dcl::{Communicator, TensorDict};
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, unsigned, zero};
 use super::communicator::CCommunicator;
-use super::environment::CEnvironment;
 use super::handle::Handle;
 use super::library::UserData;
 use super::status::{CallError, Result, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 use super::tensor_dict::{CTensorDict, space};
-
-/// The name of the group of all ranks.
-const DEFAULT_GROUP: &str = "default";
 
 /// A `device` that the caller does not set.
 const DEVICE_UNSET: i32 = -2;
@@ -32,7 +27,6 @@ pub(super) struct CBroadcastOptions {
     struct_size: usize,
     src: i32,
     device: i32,
-    group_name: TextPointer,
     backend: TextPointer,
     offload_to_cpu: i32,
     pin_memory: i32,
@@ -46,12 +40,11 @@ const _: () = assert!(size_of::<CBroadcastOptions>() == CBroadcastOptions::FIRST
 
 // SAFETY: the fields are numbers and pointers; the size comes first. A callback may be NULL.
 unsafe impl SizedStruct for CBroadcastOptions {
-    const FIRST_BYTE_LEN: usize = 64;
+    const FIRST_BYTE_LEN: usize = 56;
     const INITIAL: Self = CBroadcastOptions {
         struct_size: size_of::<Self>(),
         src: 0,
         device: DEVICE_UNSET,
-        group_name: TextPointer::NULL,
         backend: TextPointer::NULL,
         offload_to_cpu: 0,
         pin_memory: 0,
@@ -63,12 +56,6 @@ unsafe impl SizedStruct for CBroadcastOptions {
 }
 
 impl CBroadcastOptions {
-    /// The options for a group; if one has a value that no broadcast of the group has, options that
-    /// tell every rank of the mistake.
-    fn for_group(self, group: &Communicator) -> BroadcastOptions {
-        self.translate(group.backend()).unwrap_or_else(|error| BroadcastOptions::new().refuse(error.into()))
-    }
-
     fn translate(self, own: BackendKind) -> Result<BroadcastOptions> {
         let c = self;
         zero("reserved of options", c.reserved)?;
@@ -82,7 +69,7 @@ impl CBroadcastOptions {
         }
         let backend = c.backend.optional("backend")?.map_or(Ok(BackendKind::Auto), str::parse)?;
         if ![BackendKind::Auto, own].contains(&backend) {
-            let text = format!("the options ask for backend {backend}, and the group has backend {own}");
+            let text = format!("the options ask for backend {backend}, and the communicator has backend {own}");
             return Err(CallError::invalid_argument(text));
         }
         if let Some(progress) = c.progress {
@@ -93,22 +80,6 @@ impl CBroadcastOptions {
             });
         }
         Ok(options)
-    }
-
-    /// The name of the group.
-    fn group(&self) -> Result<&str> {
-        Ok(self.group_name.optional("group_name")?.unwrap_or(DEFAULT_GROUP))
-    }
-
-    /// The options of a call that has a group already, which are not to name another.
-    fn without_group(self) -> Result<Self> {
-        match self.group()? {
-            DEFAULT_GROUP => Ok(self),
-            name => Err(CallError::invalid_argument(format!(
-                "the options name group {name:?}; a communicator is a group itself, and only the environment finds one \
-                 by name"
-            ))),
-        }
     }
 }
 
@@ -127,11 +98,10 @@ extern "C" fn dcl_broadcast_tensor_dict(
 ) -> Status {
     call(|| {
         let (communicator, dict) = (communicator.get()?, dict.get()?);
-        let options = options.or_initial("options").and_then(CBroadcastOptions::without_group);
-        let options = options.map_or_else(
-            |error| BroadcastOptions::new().refuse(error.into()),
-            |options| options.for_group(&communicator.communicator),
-        );
+        let backend = communicator.communicator.backend();
+        let options = options.or_initial("options").and_then(|options| options.translate(backend));
+        // A mistake of this rank is one that the broadcast tells every rank of.
+        let options = options.unwrap_or_else(|error| BroadcastOptions::new().refuse(error.into()));
         enqueue(stream, work, |stream| {
             let begun = dict.lend(|dict| {
                 let begun = communicator.communicator.broadcast_tensor_dict_async(dict, &options, stream);
@@ -139,24 +109,5 @@ extern "C" fn dcl_broadcast_tensor_dict(
             });
             begun.map(AnyWork::Broadcast)
         })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_broadcast_tensor_dict(
-    environment: Handle<CEnvironment>,
-    dict: Handle<CTensorDict>,
-    options: InPointer<CBroadcastOptions>,
-) -> Status {
-    call(|| {
-        let (environment, dict, options) = (environment.get()?, dict.get()?, options.or_initial("options")?);
-        let name = options.group()?;
-        let broadcast = |dict: &mut TensorDict| {
-            environment.with(|environment| {
-                let group = environment.group(name).map_err(|e| e.about(|| "broadcast_tensor_dict".to_owned()))?;
-                group.broadcast_tensor_dict(dict, &options.for_group(&group))
-            })
-        };
-        dict.write(|dict| Ok(broadcast(dict)??))
     })
 }

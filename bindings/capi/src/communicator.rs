@@ -218,79 +218,61 @@ extern "C" fn dcl_communicator_get_device(communicator: Handle<CCommunicator>, d
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_timeout(communicator: Handle<CCommunicator>, timeout_ms: OutPointer<i64>) -> Status {
-    call(|| {
-        let (communicator, timeout_ms) = (communicator.get()?, timeout_ms.check("timeout_ms")?);
-        let milliseconds = communicator.communicator.timeout().as_millis();
-        timeout_ms.set(i64::try_from(milliseconds).unwrap_or(i64::MAX));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_with_timeout(
-    communicator: Handle<CCommunicator>,
+/// `dcl_communicator_options_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CCommunicatorOptions {
+    struct_size: usize,
     timeout_ms: i64,
-    other: OutPointer<Handle<CCommunicator>>,
-) -> Status {
-    call(|| {
-        let (communicator, other) = (communicator.get()?, other.check("other")?);
-        let communicator = &communicator.communicator;
-        let timeout = timeout(timeout_ms)?.unwrap_or(communicator.timeout());
-        other.set(CCommunicator::handle(communicator.with_timeout(timeout)));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_determinism(
-    communicator: Handle<CCommunicator>,
-    determinism: OutPointer<i32>,
-) -> Status {
-    call(|| {
-        let (communicator, determinism) = (communicator.get()?, determinism.check("determinism")?);
-        determinism.set(communicator.communicator.determinism().number());
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_with_determinism(
-    communicator: Handle<CCommunicator>,
     determinism: i32,
-    other: OutPointer<Handle<CCommunicator>>,
-) -> Status {
-    call(|| {
-        let (communicator, determinism) = (communicator.get()?, self::determinism(determinism)?);
-        let other = other.check("other")?;
-        other.set(CCommunicator::handle(communicator.communicator.with_determinism(determinism)));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_get_wire_type(
-    communicator: Handle<CCommunicator>,
-    wire_type: OutPointer<i32>,
-) -> Status {
-    call(|| {
-        let (communicator, wire_type) = (communicator.get()?, wire_type.check("wire_type")?);
-        wire_type.set(communicator.communicator.wire_type().map_or(WireType::NONE_NUMBER, WireType::number));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_communicator_with_wire_type(
-    communicator: Handle<CCommunicator>,
     wire_type: i32,
+}
+
+const _: () = assert!(size_of::<CCommunicatorOptions>() == CCommunicatorOptions::FIRST_BYTE_LEN);
+
+// SAFETY: the fields are numbers; the size comes first.
+unsafe impl SizedStruct for CCommunicatorOptions {
+    const FIRST_BYTE_LEN: usize = 24;
+    const INITIAL: Self = CCommunicatorOptions {
+        struct_size: size_of::<Self>(),
+        timeout_ms: -1,
+        determinism: 0,
+        wire_type: WireType::NONE_NUMBER,
+    };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_get_options(
+    communicator: Handle<CCommunicator>,
+    options: OutPointer<CCommunicatorOptions>,
+) -> Status {
+    call(|| {
+        let (communicator, options) = (communicator.get()?, options.structure("options")?);
+        let communicator = &communicator.communicator;
+        options.set(CCommunicatorOptions {
+            timeout_ms: i64::try_from(communicator.timeout().as_millis()).unwrap_or(i64::MAX),
+            determinism: communicator.determinism().number(),
+            wire_type: communicator.wire_type().map_or(WireType::NONE_NUMBER, WireType::number),
+            ..CCommunicatorOptions::INITIAL
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_with_options(
+    communicator: Handle<CCommunicator>,
+    options: InPointer<CCommunicatorOptions>,
     other: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
-        let (communicator, wire_type) = (communicator.get()?, self::wire_type(wire_type)?);
-        let other = other.check("other")?;
-        other.set(CCommunicator::handle(communicator.communicator.with_wire_type(wire_type)));
+        let (communicator, options) = (communicator.get()?, options.required("options")?);
+        let (communicator, other) = (&communicator.communicator, other.check("other")?);
+        let made = communicator
+            .with_timeout(timeout(options.timeout_ms)?.unwrap_or(communicator.timeout()))
+            .with_determinism(determinism(options.determinism)?)
+            .with_wire_type(wire_type(options.wire_type)?);
+        other.set(CCommunicator::handle(made));
         Ok(())
     })
 }

@@ -172,20 +172,6 @@ extern "C" fn dcl_execution_context_get_optimization_profile(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_execution_context_set_input_shape(
-    context: Handle<CExecutionContext>,
-    name: TextPointer,
-    dims: InPointer<CDims>,
-) -> Status {
-    call(|| {
-        let context = context.get()?;
-        let (name, dims) = (name.get("name")?, dims.get("dims")?.to_dims()?);
-        context.state.write()?.context.set_input_shape(name, dims)?;
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_set_input_shapes(
     context: Handle<CExecutionContext>,
     names: InPointer<TextPointer>,

@@ -49,20 +49,6 @@ extern "C" fn dcl_engine_serialize(
 extern "C" fn dcl_engine_deserialize(
     plan: ConstVoidPointer,
     byte_len: usize,
-    engine: OutPointer<Handle<CEngine>>,
-) -> Status {
-    call(|| {
-        let engine = engine.check("engine")?;
-        let read = Engine::deserialize(plan.get("plan", byte_len)?)?;
-        engine.set(Handle::new(CEngine { engine: read }));
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_engine_deserialize_with_plugins(
-    plan: ConstVoidPointer,
-    byte_len: usize,
     creators: InPointer<CPluginCreator>,
     nb_creators: i32,
     engine: OutPointer<Handle<CEngine>>,

@@ -1,5 +1,6 @@
 //! `dcl_environment_*`.
 
+use std::ffi::CString;
 use std::sync::{PoisonError, RwLock};
 
 use dcl::Environment;
@@ -7,7 +8,7 @@ use dcl::environment::DEFAULT_SEED;
 
 use super::arguments::{InPointer, OutPointer, SizedStruct, TextPointer, count, timeout_or_default, unsigned, zero};
 use super::communicator::{CCommunicator, group_handle, ranks_of};
-use super::copy_out::{RanksDestination, TextBuffer, TextDestination};
+use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object};
 use super::status::{CallError, Result, Status, call};
 
@@ -63,6 +64,7 @@ extern "C" fn dcl_environment_config_init(config: OutPointer<CEnvironmentConfig>
 pub(super) struct CEnvironment {
     /// `None` after it was finalized. Calls read it together, also one that waits for other ranks.
     environment: RwLock<Option<Environment>>,
+    texts: Texts,
 }
 
 impl Object for CEnvironment {
@@ -70,9 +72,31 @@ impl Object for CEnvironment {
 }
 
 impl CEnvironment {
-    pub(super) fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
+    fn with<R>(&self, act: impl FnOnce(&Environment) -> R) -> Result<R> {
         let environment = self.environment.read().unwrap_or_else(PoisonError::into_inner);
         environment.as_ref().map(act).ok_or_else(finalized)
+    }
+}
+
+/// The texts that `dcl_environment_get_info` gives out.
+struct Texts {
+    launcher: CString,
+    sources: Vec<(&'static str, CString)>,
+}
+
+impl Texts {
+    fn new(environment: &Environment) -> Self {
+        let c_text = |text: &str| CString::new(text.replace('\0', " ")).unwrap_or_default();
+        Texts {
+            launcher: c_text(&environment.launcher().to_string()),
+            sources: environment.sources().map(|(name, source)| (name, c_text(source))).collect(),
+        }
+    }
+
+    /// Where the value of this name comes from.
+    fn source(&self, name: &str) -> TextPointer {
+        let found = self.sources.iter().find(|(known, _)| *known == name);
+        found.map_or(TextPointer::NULL, |(_, source)| TextPointer::to(source))
     }
 }
 
@@ -151,7 +175,8 @@ extern "C" fn dcl_environment_initialize(
             .verbose(config.verbose != 0)
             .called_at("a call of dcl_environment_initialize")
             .initialize()?;
-        output.set(Handle::new(CEnvironment { environment: RwLock::new(Some(environment)) }));
+        let texts = Texts::new(&environment);
+        output.set(Handle::new(CEnvironment { environment: RwLock::new(Some(environment)), texts }));
         Ok(())
     })
 }
@@ -171,59 +196,67 @@ extern "C" fn dcl_environment_free(environment: Handle<CEnvironment>) -> Status 
     call(|| environment.free())
 }
 
-/// Writes a number that belongs to an environment.
-fn number(
+/// `dcl_environment_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CEnvironmentInfo {
+    struct_size: usize,
+    rank: i32,
+    world_size: i32,
+    local_rank: i32,
+    local_world_size: i32,
+    seed: u64,
+    launcher: TextPointer,
+    rank_source: TextPointer,
+    world_size_source: TextPointer,
+    local_rank_source: TextPointer,
+    local_world_size_source: TextPointer,
+    rendezvous_source: TextPointer,
+}
+
+const _: () = assert!(size_of::<CEnvironmentInfo>() == CEnvironmentInfo::FIRST_BYTE_LEN);
+
+// SAFETY: the fields are numbers and pointers; the size comes first.
+unsafe impl SizedStruct for CEnvironmentInfo {
+    const FIRST_BYTE_LEN: usize = 80;
+    const INITIAL: Self = CEnvironmentInfo {
+        struct_size: size_of::<Self>(),
+        rank: 0,
+        world_size: 0,
+        local_rank: 0,
+        local_world_size: 0,
+        seed: 0,
+        launcher: TextPointer::NULL,
+        rank_source: TextPointer::NULL,
+        world_size_source: TextPointer::NULL,
+        local_rank_source: TextPointer::NULL,
+        local_world_size_source: TextPointer::NULL,
+        rendezvous_source: TextPointer::NULL,
+    };
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_environment_get_info(
     environment: Handle<CEnvironment>,
-    output: OutPointer<i32>,
-    name: &str,
-    of: impl FnOnce(&Environment) -> u32,
-) -> Result<()> {
-    let (environment, output) = (environment.get()?, output.check(name)?);
-    output.set(count(environment.with(of)? as usize));
-    Ok(())
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_rank(environment: Handle<CEnvironment>, rank: OutPointer<i32>) -> Status {
-    call(|| number(environment, rank, "rank", |environment| environment.rank().0))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_world_size(environment: Handle<CEnvironment>, world_size: OutPointer<i32>) -> Status {
-    call(|| number(environment, world_size, "world_size", Environment::world_size))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_local_rank(environment: Handle<CEnvironment>, local_rank: OutPointer<i32>) -> Status {
-    call(|| number(environment, local_rank, "local_rank", Environment::local_rank))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_local_world_size(
-    environment: Handle<CEnvironment>,
-    local_world_size: OutPointer<i32>,
-) -> Status {
-    call(|| number(environment, local_world_size, "local_world_size", Environment::local_world_size))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_launcher(
-    environment: Handle<CEnvironment>,
-    buffer: TextBuffer,
-    capacity: usize,
-    length: OutPointer<usize>,
+    info: OutPointer<CEnvironmentInfo>,
 ) -> Status {
     call(|| {
-        let launcher = environment.get()?.with(|environment| environment.launcher().to_string())?;
-        TextDestination { buffer, capacity, length }.write(&launcher)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_seed(environment: Handle<CEnvironment>, seed: OutPointer<u64>) -> Status {
-    call(|| {
-        let (environment, seed) = (environment.get()?, seed.check("seed")?);
-        seed.set(environment.with(Environment::seed)?);
+        let (environment, info) = (environment.get()?, info.structure("info")?);
+        let texts = &environment.texts;
+        info.set(environment.with(|environment| CEnvironmentInfo {
+            struct_size: 0,
+            rank: count(environment.rank().index()),
+            world_size: count(environment.world_size() as usize),
+            local_rank: count(environment.local_rank() as usize),
+            local_world_size: count(environment.local_world_size() as usize),
+            seed: environment.seed(),
+            launcher: TextPointer::to(&texts.launcher),
+            rank_source: texts.source("rank"),
+            world_size_source: texts.source("world_size"),
+            local_rank_source: texts.source("local_rank"),
+            local_world_size_source: texts.source("local_world_size"),
+            rendezvous_source: texts.source("rendezvous"),
+        })?);
         Ok(())
     })
 }
@@ -245,27 +278,6 @@ extern "C" fn dcl_environment_is_initialized(is_initialized: OutPointer<i32>) ->
     call(|| {
         is_initialized.check("is_initialized")?.set(Environment::is_initialized().into());
         Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_source(
-    environment: Handle<CEnvironment>,
-    value: TextPointer,
-    buffer: TextBuffer,
-    capacity: usize,
-    length: OutPointer<usize>,
-) -> Status {
-    call(|| {
-        let (environment, value) = (environment.get()?, value.get("value")?);
-        let source = environment.with(|environment| {
-            let names: Vec<&str> = environment.sources().map(|(name, _)| name).collect();
-            let source = environment.sources().find(|(name, _)| *name == value).map(|(_, source)| source.to_owned());
-            source.ok_or_else(|| {
-                CallError::invalid_argument(format!("there is no value {value:?}; there are {}", names.join(", ")))
-            })
-        })?;
-        TextDestination { buffer, capacity, length }.write(&source?)
     })
 }
 
@@ -296,20 +308,5 @@ extern "C" fn dcl_environment_get_group(
         let name = name.get("name")?;
         group.set(CCommunicator::handle(environment.with(|environment| environment.group(name))??));
         Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_environment_get_group_ranks(
-    environment: Handle<CEnvironment>,
-    name: TextPointer,
-    ranks: OutPointer<i64>,
-    capacity: usize,
-    length: OutPointer<usize>,
-) -> Status {
-    call(|| {
-        let (environment, name) = (environment.get()?, name.get("name")?);
-        let members = environment.with(|environment| environment.group_ranks(name))??;
-        RanksDestination { ranks, capacity, length }.write(&members)
     })
 }

@@ -11,7 +11,8 @@
 //! | `copy_out` | text and bytes for the caller's buffers |
 //! | `library` | version, names, the log |
 //! | `network`, `network_objects` | networks and tensors; what is behind their handles |
-//! | `layer`, `dist_collective` | the attributes of layers |
+//! | `local_layers` | the layers without a collective |
+//! | `layer`, `dist_collective` | what layers have; the attributes of DistCollective layers |
 //! | `plugin` | layers that the caller implements |
 //! | `engine`, `context` | building and running an engine |
 //! | `bound_layer` | a layer by itself on a communicator |

@@ -1,10 +1,10 @@
-//! ElementWise, Concatenation, Slice and Identity layers: adding them, and their attributes.
+//! `dcl_network_add_shuffle` to `dcl_network_add_constant`: the layers without a collective.
 
-use dcl::network::{ConcatenationLayer, ElementWiseLayer, ElementWiseOperation, LayerBody, SliceLayer, TensorId};
+use dcl::network::{ElementWiseOperation, Shuffle, TensorId};
+use dcl::{Buffer, Error, ErrorKind};
 
-use super::arguments::{CDims, InPointer, OutPointer};
+use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, data_type};
 use super::handle::Handle;
-use super::layer::is_not;
 use super::network_objects::{CLayer, CNetwork, CTensor};
 use super::status::{CallError, Result, Status, call};
 
@@ -14,34 +14,56 @@ fn axis(number: i32) -> Result<usize> {
         .map_err(|_| CallError::invalid_argument(format!("axis is {number}; dimensions are counted from 0 on")))
 }
 
-impl CLayer {
-    fn read_elementwise<R>(&self, act: impl FnOnce(&ElementWiseLayer) -> R) -> Result<R> {
-        self.read(|layer| match layer.body() {
-            LayerBody::ElementWise(layer) => Ok(act(layer)),
-            _ => Err(is_not(layer, "an ElementWise layer")),
-        })
+/// Parses a transpose. `None` means that there is none.
+fn transpose(permutation: &InPointer<CDims>) -> Result<Option<Vec<u8>>> {
+    let Some(permutation) = permutation.optional() else { return Ok(None) };
+    let dims = permutation.as_slice()?;
+    match dims.iter().map(|&dim| u8::try_from(dim)).collect() {
+        Ok(permutation) => Ok(Some(permutation)),
+        Err(_) => Err(CallError::invalid_argument(format!("{dims:?} is not a permutation"))),
     }
+}
 
-    fn read_concatenation<R>(&self, act: impl FnOnce(&ConcatenationLayer) -> R) -> Result<R> {
-        self.read(|layer| match layer.body() {
-            LayerBody::Concatenation(layer) => Ok(act(layer)),
-            _ => Err(is_not(layer, "a Concatenation layer")),
-        })
-    }
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_shuffle(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    first_transpose: InPointer<CDims>,
+    reshape: InPointer<CDims>,
+    second_transpose: InPointer<CDims>,
+    layer: OutPointer<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer) = (network.own_tensor(input)?, layer.check("layer")?);
+        let (first_transpose, second_transpose) = (transpose(&first_transpose)?, transpose(&second_transpose)?);
+        let reshape_dims = match reshape.optional() {
+            Some(dims) => Some(dims.as_slice()?.to_vec()),
+            None => None,
+        };
+        let shuffle = Shuffle { first_transpose, reshape_dims, second_transpose };
+        let mut description = network.network.write()?;
+        let output = description.add_shuffle(input, shuffle)?;
+        layer.set(network.layer_of(&description, output)?);
+        Ok(())
+    })
+}
 
-    fn read_slice<R>(&self, act: impl FnOnce(&SliceLayer) -> R) -> Result<R> {
-        self.read(|layer| match layer.body() {
-            LayerBody::Slice(layer) => Ok(act(layer)),
-            _ => Err(is_not(layer, "a Slice layer")),
-        })
-    }
-
-    fn change_slice(&self, act: impl FnOnce(&mut SliceLayer) -> dcl::Result<()>) -> Result<()> {
-        self.change(|layer| match layer.body_mut() {
-            LayerBody::Slice(layer) => Ok(act(layer)?),
-            _ => Err(is_not(layer, "a Slice layer")),
-        })
-    }
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_add_cast(
+    network: Handle<CNetwork>,
+    input: Handle<CTensor>,
+    to_type: i32,
+    layer: OutPointer<Handle<CLayer>>,
+) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (input, layer, to_type) = (network.own_tensor(input)?, layer.check("layer")?, data_type(to_type)?);
+        let mut description = network.network.write()?;
+        let output = description.add_cast(input, to_type)?;
+        layer.set(network.layer_of(&description, output)?);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -120,98 +142,35 @@ extern "C" fn dcl_network_add_identity(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_elementwise_get_operation(layer: Handle<CLayer>, operation: OutPointer<i32>) -> Status {
+extern "C" fn dcl_network_add_constant(
+    network: Handle<CNetwork>,
+    data_type: i32,
+    dims: InPointer<CDims>,
+    weights: ConstVoidPointer,
+    byte_len: usize,
+    layer: OutPointer<Handle<CLayer>>,
+) -> Status {
     call(|| {
-        let (layer, operation) = (layer.get()?, operation.check("operation")?);
-        operation.set(layer.read_elementwise(|layer| layer.operation.number())?);
+        let network = network.get()?;
+        let layer = layer.check("layer")?;
+        let value = constant(data_type, &dims, &weights, byte_len)?;
+        let mut description = network.network.write()?;
+        let output = description.add_constant_buffer(value)?;
+        layer.set(network.layer_of(&description, output)?);
         Ok(())
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn dcl_elementwise_set_operation(layer: Handle<CLayer>, operation: i32) -> Status {
-    call(|| {
-        let (layer, operation) = (layer.get()?, ElementWiseOperation::from_number(operation)?);
-        layer.change(|layer| match layer.body_mut() {
-            LayerBody::ElementWise(layer) => {
-                layer.operation = operation;
-                Ok(())
-            }
-            _ => Err(is_not(layer, "an ElementWise layer")),
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_concatenation_get_axis(layer: Handle<CLayer>, axis: OutPointer<i32>) -> Status {
-    call(|| {
-        let (layer, axis) = (layer.get()?, axis.check("axis")?);
-        axis.set(layer.read_concatenation(|layer| layer.axis() as i32)?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_concatenation_set_axis(layer: Handle<CLayer>, axis: i32) -> Status {
-    call(|| {
-        let (layer, axis) = (layer.get()?, self::axis(axis)?);
-        layer.change(|layer| match layer.body_mut() {
-            LayerBody::Concatenation(layer) => Ok(layer.set_axis(axis)?),
-            _ => Err(is_not(layer, "a Concatenation layer")),
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_get_start(layer: Handle<CLayer>, start: OutPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, start) = (layer.get()?, start.check("start")?);
-        start.set(layer.read_slice(|slice| slice.start().into())?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_set_start(layer: Handle<CLayer>, start: InPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, start) = (layer.get()?, start.get("start")?);
-        let start = start.as_slice()?;
-        layer.change_slice(|slice| slice.set_start(start))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_get_size(layer: Handle<CLayer>, size: OutPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, size) = (layer.get()?, size.check("size")?);
-        size.set(layer.read_slice(|slice| slice.size().into())?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_set_size(layer: Handle<CLayer>, size: InPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, size) = (layer.get()?, size.get("size")?);
-        let size = size.as_slice()?;
-        layer.change_slice(|slice| slice.set_size(size))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_get_stride(layer: Handle<CLayer>, stride: OutPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, stride) = (layer.get()?, stride.check("stride")?);
-        stride.set(layer.read_slice(|slice| slice.stride().into())?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_slice_set_stride(layer: Handle<CLayer>, stride: InPointer<CDims>) -> Status {
-    call(|| {
-        let (layer, stride) = (layer.get()?, stride.get("stride")?);
-        let stride = stride.as_slice()?;
-        layer.change_slice(|slice| slice.set_stride(stride))
-    })
+/// The value of a constant.
+fn constant(data_type: i32, dims: &InPointer<CDims>, weights: &ConstVoidPointer, byte_len: usize) -> Result<Buffer> {
+    let data_type = self::data_type(data_type)?;
+    let shape = dims.get("dims")?.to_shape()?;
+    let wanted = shape.byte_len(data_type);
+    if wanted != byte_len {
+        let message = format!("{data_type} {shape} has {wanted} bytes, and not {byte_len}");
+        return Err(Error::new(ErrorKind::InvalidBuffer, message).into());
+    }
+    let mut value = Buffer::zeroed(data_type, shape)?;
+    value.write(0, weights.get("weights", byte_len)?)?;
+    Ok(value)
 }

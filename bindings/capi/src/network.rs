@@ -1,11 +1,8 @@
 //! `dcl_network_*` and `dcl_tensor_*`.
 
-use dcl::network::{LayerId, Shuffle, TensorId};
-use dcl::{Buffer, Error, ErrorKind};
+use dcl::network::{LayerId, TensorId};
 
-use super::arguments::{
-    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op,
-};
+use super::arguments::{CDims, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op};
 use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::Handle;
 use super::network_objects::{CLayer, CNetwork, CTensor, Children};
@@ -139,78 +136,6 @@ extern "C" fn dcl_network_add_dist_collective(
         layer.set(network.layer(id));
         Ok(())
     })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_network_add_shuffle(
-    network: Handle<CNetwork>,
-    input: Handle<CTensor>,
-    layer: OutPointer<Handle<CLayer>>,
-) -> Status {
-    call(|| {
-        let network = network.get()?;
-        let (input, layer) = (network.own_tensor(input)?, layer.check("layer")?);
-        let mut description = network.network.write()?;
-        let output = description.add_shuffle(input, Shuffle::default())?;
-        layer.set(network.layer_of(&description, output)?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_network_add_cast(
-    network: Handle<CNetwork>,
-    input: Handle<CTensor>,
-    to_type: i32,
-    layer: OutPointer<Handle<CLayer>>,
-) -> Status {
-    call(|| {
-        let network = network.get()?;
-        let (input, layer, to_type) = (network.own_tensor(input)?, layer.check("layer")?, data_type(to_type)?);
-        let mut description = network.network.write()?;
-        let output = description.add_cast(input, to_type)?;
-        layer.set(network.layer_of(&description, output)?);
-        Ok(())
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_network_add_constant(
-    network: Handle<CNetwork>,
-    data_type: i32,
-    dims: InPointer<CDims>,
-    weights: ConstVoidPointer,
-    byte_len: usize,
-    layer: OutPointer<Handle<CLayer>>,
-) -> Status {
-    call(|| {
-        let network = network.get()?;
-        let layer = layer.check("layer")?;
-        let value = constant(data_type, &dims, &weights, byte_len)?;
-        let mut description = network.network.write()?;
-        let output = description.add_constant_buffer(value)?;
-        layer.set(network.layer_of(&description, output)?);
-        Ok(())
-    })
-}
-
-/// The value of a constant.
-pub(super) fn constant(
-    data_type: i32,
-    dims: &InPointer<CDims>,
-    weights: &ConstVoidPointer,
-    byte_len: usize,
-) -> Result<Buffer> {
-    let data_type = self::data_type(data_type)?;
-    let shape = dims.get("dims")?.to_shape()?;
-    let wanted = shape.byte_len(data_type);
-    if wanted != byte_len {
-        let message = format!("{data_type} {shape} has {wanted} bytes, and not {byte_len}");
-        return Err(Error::new(ErrorKind::InvalidBuffer, message).into());
-    }
-    let mut value = Buffer::zeroed(data_type, shape)?;
-    value.write(0, weights.get("weights", byte_len)?)?;
-    Ok(value)
 }
 
 #[unsafe(no_mangle)]

@@ -1,14 +1,15 @@
 //! Dictionaries of tensors: `dcl_tensor_dict_*`.
 
-use std::ffi::c_void;
+use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::sync::{Arc, Mutex};
 
 use dcl::tensor::{Dims, MemorySpace, Shape};
-use dcl::tensor_dict::{OpaqueType, Tensor};
+use dcl::tensor_dict::{ElementType, OpaqueType, Tensor};
 use dcl::{Buffer, DataType, TensorDict, Work};
 
 use super::arguments::{
-    CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, count, data_type, unsigned,
+    CDims, ConstVoidPointer, InPointer, OutPointer, SizedStruct, TextPointer, VoidPointer, count, data_type, unsigned,
 };
 use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::{Handle, Object, TryRwLock};
@@ -18,12 +19,17 @@ use super::status::{CallError, Result, Status, call, lock};
 /// The `device` of host memory.
 const DEVICE_HOST: i32 = -1;
 
+/// The `data_type` of elements of a type that only dictionaries carry.
+const OPAQUE_TYPE: i32 = -1;
+
 /// `dcl_tensor_dict_t`.
 pub(super) struct CTensorDict {
     /// `None` while a stream has it.
     dict: TryRwLock<Option<TensorDict>, CTensorDict>,
     /// The broadcast that has the dictionary, until a call after its end.
     broadcast: Mutex<Option<Arc<BroadcastWork>>>,
+    /// The names of types that the caller has asked for.
+    type_names: Mutex<BTreeSet<CString>>,
 }
 
 impl Object for CTensorDict {
@@ -32,7 +38,16 @@ impl Object for CTensorDict {
 
 impl CTensorDict {
     fn handle(dict: TensorDict) -> Handle<Self> {
-        Handle::new(CTensorDict { dict: TryRwLock::new(Some(dict)), broadcast: Mutex::default() })
+        let dict = TryRwLock::new(Some(dict));
+        Handle::new(CTensorDict { dict, broadcast: Mutex::default(), type_names: Mutex::default() })
+    }
+
+    /// The name of a type, which stays where it is as long as the dictionary.
+    fn type_name(&self, element_type: &ElementType) -> TextPointer {
+        let name = CString::new(element_type.to_string().replace('\0', " ")).unwrap_or_default();
+        let mut names = lock(&self.type_names);
+        names.insert(name.clone());
+        names.get(&name).map_or(TextPointer::NULL, |name| TextPointer::to(name))
     }
 
     /// For a [shared] call.
@@ -106,21 +121,110 @@ pub(super) fn space(device: i32) -> Result<MemorySpace> {
     }
 }
 
-/// A buffer in the caller's memory, or of zeros.
-fn buffer(space: MemorySpace, address: &VoidPointer, data_type: DataType, dims: Dims) -> Result<Buffer> {
-    if address.address().is_null() {
-        return Ok(Buffer::zeroed_in(space, data_type, dims)?);
-    }
-    // SAFETY: the header requires memory that is long enough, and that nothing else writes while
-    // the tensor exists.
-    Ok(unsafe { Buffer::from_raw_borrowed(space, address.address().cast(), data_type, dims)? })
+/// `dcl_dict_tensor_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct CDictTensor {
+    struct_size: usize,
+    data_type: i32,
+    device: i32,
+    dims: CDims,
+    type_name: TextPointer,
+    bit_len: i32,
+    is_read_only: i32,
+    address: VoidPointer,
+    strides: InPointer<i64>,
+    byte_len: usize,
 }
 
-fn insert(dict: Handle<CTensorDict>, name: &TextPointer, make: impl FnOnce() -> Result<Tensor>) -> Result<()> {
-    let (dict, name) = (dict.get()?, name.get("name")?);
-    let tensor = make()?;
-    // The old tensor is dropped after the dictionary is free for other calls.
-    dict.write(|dict| Ok(dict.insert(name, tensor))).map(drop)
+const _: () = assert!(size_of::<CDictTensor>() == CDictTensor::FIRST_BYTE_LEN);
+
+// SAFETY: the fields are numbers and pointers; the size comes first.
+unsafe impl SizedStruct for CDictTensor {
+    const FIRST_BYTE_LEN: usize = 128;
+    const INITIAL: Self = CDictTensor {
+        struct_size: size_of::<Self>(),
+        data_type: DataType::Float32.number(),
+        device: DEVICE_HOST,
+        dims: CDims::SCALAR,
+        type_name: TextPointer::NULL,
+        bit_len: 0,
+        is_read_only: 0,
+        address: VoidPointer::NULL,
+        strides: InPointer::NULL,
+        byte_len: 0,
+    };
+}
+
+impl CDictTensor {
+    /// The tensor that the caller describes.
+    fn make(&self) -> Result<Tensor> {
+        let shape = self.dims.to_shape()?;
+        match (self.data_type, self.strides.is_null()) {
+            (OPAQUE_TYPE, true) => self.opaque(&shape),
+            (OPAQUE_TYPE, false) => Err(CallError::invalid_argument("a tensor of an opaque type has no strides")),
+            (_, true) => Ok(self.buffer(data_type(self.data_type)?, shape.to_dims())?.into()),
+            (_, false) => self.strided(&shape),
+        }
+    }
+
+    /// A buffer in the caller's memory, or of zeros.
+    fn buffer(&self, data_type: DataType, dims: Dims) -> Result<Buffer> {
+        let space = space(self.device)?;
+        if self.address.address().is_null() {
+            return Ok(Buffer::zeroed_in(space, data_type, dims)?);
+        }
+        // SAFETY: the header requires memory that is long enough, and that nothing else writes while
+        // the tensor exists.
+        Ok(unsafe { Buffer::from_raw_borrowed(space, self.address.address().cast(), data_type, dims)? })
+    }
+
+    fn opaque(&self, shape: &Shape) -> Result<Tensor> {
+        let (type_name, bit_len) = (self.type_name.get("type_name")?, unsigned("bit_len", self.bit_len)?);
+        let opaque = OpaqueType::new(type_name, bit_len)?;
+        let bits = shape.element_count() as u128 * u128::from(bit_len);
+        let Ok(byte_len) = i64::try_from(bits / 8) else {
+            return Err(CallError::invalid_argument(format!("{bits} bits are more than memory can hold")));
+        };
+        Ok(Tensor::opaque(opaque, shape.to_dims(), self.buffer(DataType::Uint8, Dims::new(&[byte_len])?)?)?)
+    }
+
+    fn strided(&self, shape: &Shape) -> Result<Tensor> {
+        let data_type = data_type(self.data_type)?;
+        let strides = self.strides.array("strides", shape.as_slice().len())?;
+        let (before, elements) = extent(shape, &strides)?;
+        let start = self.address.for_bytes("address", elements)?;
+        let first = start.wrapping_sub(before * data_type.byte_len());
+        let dims = Shape::new(&[elements])?.to_dims();
+        // SAFETY: as in `buffer`: the elements that the strides reach are in the caller's memory.
+        let buffer = unsafe { Buffer::from_raw_borrowed(space(self.device)?, first, data_type, dims)? };
+        let strides: Vec<isize> = strides.iter().map(|stride| *stride as isize).collect();
+        Ok(Tensor::strided(buffer, before, shape.to_dims(), &strides)?)
+    }
+
+    /// Describes a tensor of a dictionary.
+    fn of(tensor: &Tensor, type_name: TextPointer) -> Self {
+        let element_type = tensor.element_type();
+        let (address, is_read_only) = match (tensor.as_buffer(), tensor.as_bytes()) {
+            (Some(buffer), _) => (buffer.as_ptr(), 0),
+            (None, Ok(bytes)) => (bytes.as_ptr(), 1),
+            (None, Err(_)) => (std::ptr::null(), 0),
+        };
+        CDictTensor {
+            data_type: element_type.data_type().map_or(OPAQUE_TYPE, DataType::number),
+            device: match tensor.space() {
+                MemorySpace::Cuda(ordinal) => count(ordinal as usize),
+                _ => DEVICE_HOST,
+            },
+            dims: tensor.shape().into(),
+            type_name,
+            bit_len: count(element_type.bit_len() as usize),
+            is_read_only,
+            address: VoidPointer::to(address),
+            byte_len: tensor.byte_len(),
+            ..Self::INITIAL
+        }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -164,45 +268,21 @@ extern "C" fn dcl_tensor_dict_save(dict: Handle<CTensorDict>, path: TextPointer)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_insert(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    data_type: i32,
-    dims: InPointer<CDims>,
-    device: i32,
-    address: VoidPointer,
-) -> Status {
-    call(|| {
-        insert(dict, &name, || {
-            let (data_type, dims) = (self::data_type(data_type)?, dims.get("dims")?.to_dims()?);
-            Ok(buffer(space(device)?, &address, data_type, dims)?.into())
-        })
-    })
+extern "C" fn dcl_dict_tensor_init(tensor: OutPointer<CDictTensor>, struct_size: usize) -> Status {
+    call(|| tensor.initialize("tensor", struct_size))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_insert_strided(
+extern "C" fn dcl_tensor_dict_insert(
     dict: Handle<CTensorDict>,
     name: TextPointer,
-    data_type: i32,
-    dims: InPointer<CDims>,
-    strides: InPointer<i64>,
-    address: VoidPointer,
+    tensor: InPointer<CDictTensor>,
 ) -> Status {
     call(|| {
-        insert(dict, &name, || {
-            let (data_type, shape) = (self::data_type(data_type)?, dims.get("dims")?.to_shape()?);
-            let strides = strides.array("strides", shape.as_slice().len())?;
-            let (before, elements) = extent(&shape, &strides)?;
-            let start = address.for_bytes("address", elements)?;
-            let first = start.wrapping_sub(before * data_type.byte_len());
-            let dims = Shape::new(&[elements])?.to_dims();
-            // SAFETY: as in `buffer`: the elements that the strides reach are in the caller's
-            // memory.
-            let buffer = unsafe { Buffer::from_raw_borrowed(MemorySpace::Host, first, data_type, dims)? };
-            let strides: Vec<isize> = strides.iter().map(|stride| *stride as isize).collect();
-            Ok(Tensor::strided(buffer, before, shape.to_dims(), &strides)?)
-        })
+        let (dict, name) = (dict.get()?, name.get("name")?);
+        let tensor = tensor.required("tensor")?.make()?;
+        // The old tensor is dropped after the dictionary is free for other calls.
+        dict.write(|dict| Ok(dict.insert(name, tensor))).map(drop)
     })
 }
 
@@ -220,29 +300,6 @@ fn extent(shape: &Shape, strides: &[i64]) -> Result<(usize, usize)> {
         (Ok(before), Ok(elements)) if isize::try_from(elements).is_ok() => Ok((before, elements)),
         _ => Err(CallError::invalid_argument("the strides reach more than memory can hold")),
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_insert_opaque(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    type_name: TextPointer,
-    bit_len: i32,
-    dims: InPointer<CDims>,
-    address: VoidPointer,
-) -> Status {
-    call(|| {
-        insert(dict, &name, || {
-            let (type_name, bit_len) = (type_name.get("type_name")?, unsigned("bit_len", bit_len)?);
-            let (opaque, dims) = (OpaqueType::new(type_name, bit_len)?, dims.get("dims")?.to_shape()?);
-            let bits = dims.element_count() as u128 * u128::from(bit_len);
-            let Ok(byte_len) = i64::try_from(bits / 8) else {
-                return Err(CallError::invalid_argument(format!("{bits} bits are more than memory can hold")));
-            };
-            let bytes = buffer(MemorySpace::Host, &address, DataType::Uint8, Dims::new(&[byte_len])?)?;
-            Ok(Tensor::opaque(opaque, dims.to_dims(), bytes)?)
-        })
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -285,83 +342,16 @@ extern "C" fn dcl_tensor_dict_get_name(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_type(
+extern "C" fn dcl_tensor_dict_get_tensor(
     dict: Handle<CTensorDict>,
     name: TextPointer,
-    data_type: OutPointer<i32>,
+    tensor: OutPointer<CDictTensor>,
 ) -> Status {
     call(|| {
-        value(dict, data_type, "data_type", |dict| {
-            let element_type = find(dict, &name)?.element_type();
-            let Some(data_type) = element_type.data_type() else {
-                let message = format!("element type {element_type} is none of this library's");
-                return Err(CallError::new(Status::UNSUPPORTED, message));
-            };
-            Ok(data_type.number())
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_type_name(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    buffer: TextBuffer,
-    capacity: usize,
-    length: OutPointer<usize>,
-) -> Status {
-    call(|| {
-        let to = TextDestination { buffer, capacity, length };
-        dict.get()?.read(|dict| to.write(&find(dict, &name)?.element_type().to_string()))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_dims(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    dims: OutPointer<CDims>,
-) -> Status {
-    call(|| value(dict, dims, "dims", |dict| Ok(find(dict, &name)?.shape().into())))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_byte_len(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    byte_len: OutPointer<usize>,
-) -> Status {
-    call(|| value(dict, byte_len, "byte_len", |dict| Ok(find(dict, &name)?.byte_len())))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_device(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    device: OutPointer<i32>,
-) -> Status {
-    call(|| {
-        value(dict, device, "device", |dict| match find(dict, &name)?.space() {
-            MemorySpace::Cuda(ordinal) => Ok(count(ordinal as usize)),
-            _ => Ok(DEVICE_HOST),
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn dcl_tensor_dict_get_address(
-    dict: Handle<CTensorDict>,
-    name: TextPointer,
-    address: OutPointer<*mut c_void>,
-) -> Status {
-    call(|| {
-        let (dict, address) = (dict.get()?, address.check("address")?);
-        address.set(dict.write(|dict| {
-            let tensor = find_mut(dict, &name)?;
-            if let Some(buffer) = tensor.as_mut_buffer() {
-                return Ok(buffer.as_mut_ptr().cast());
-            }
-            Ok(tensor.as_bytes()?.as_ptr().cast_mut().cast())
+        let (object, tensor) = (dict.get()?, tensor.structure("tensor")?);
+        tensor.set(object.read(|dict| {
+            let found = find(dict, &name)?;
+            Ok(CDictTensor::of(found, object.type_name(found.element_type())))
         })?);
         Ok(())
     })

@@ -79,26 +79,24 @@ static int is_optional(const struct function *function, const struct parameter *
                                         "backend",   "element_offset", "reads_input", "writes_output", "callback",
                                         "user_data", "nccl_comm",      "cuda_stream"};
     static const char *const pairs[][2] = {
-        {"dcl_constant_get_dimensions", "data_type"},
-        {"dcl_constant_get_dimensions", "dims"},
         {"dcl_dist_collective_get_groups", "groups"},
         {"dcl_communicator_get_global_ranks", "ranks"},
-        {"dcl_tensor_dict_insert", "address"},
-        {"dcl_tensor_dict_insert_opaque", "address"},
         {"dcl_tensor_dict_set_metadata", "text"},
         {"dcl_recv", "source"},
         {"dcl_recv", "received_count"},
         {"dcl_work_get_received", "source"},
         {"dcl_work_get_received", "received_count"},
-        {"dcl_environment_get_group_ranks", "ranks"},
-        {"dcl_shuffle_set_reshape_dimensions", "dims"},
+        {"dcl_network_add_shuffle", "first_transpose"},
+        {"dcl_network_add_shuffle", "reshape"},
+        {"dcl_network_add_shuffle", "second_transpose"},
         {"dcl_execution_context_set_tensor_address", "address"},
     };
     for (size_t i = 0; i < LENGTH_OF(names); i++) {
         if (named(parameter, names[i]) && (parameter->kind != HANDLE || parameter->detail == dcl_stream) &&
             !has(function->name, "dcl_buffer_") && !has(function->name, "dcl_stream_") &&
             !has(function->name, "dcl_work_") && !has(function->name, "allocate") && !has(function->name, "_init") &&
-            !has(function->name, "get_stream") && !is_message(function)) {
+            !has(function->name, "get_stream") && !has(function->name, "communicator_get_options") &&
+            !has(function->name, "with_options") && !is_message(function)) {
             return 1;
         }
     }

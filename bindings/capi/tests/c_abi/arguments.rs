@@ -12,11 +12,10 @@ use crate::compiler::{Language, Under, folder, program, started_for, under_each_
 use crate::declared::{self, Function, Parameter};
 
 /// Parameters that are the length of an array or a buffer.
-const LENGTHS: [&str; 12] = [
+const LENGTHS: [&str; 11] = [
     "capacity",
     "byte_len",
     "count",
-    "nb_dims",
     "nb_ranks",
     "nb_inputs",
     "nb_creators",
@@ -28,8 +27,7 @@ const LENGTHS: [&str; 12] = [
 ];
 
 /// Pointers to several values, whatever their type.
-const ARRAYS: [&str; 20] = [
-    "permutation",
+const ARRAYS: [&str; 18] = [
     "groups",
     "communicators",
     "creators",
@@ -48,7 +46,6 @@ const ARRAYS: [&str; 20] = [
     "received",
     "list",
     "byte_lens",
-    "strides",
 ];
 
 /// Pointers of the caller or another library. A test cannot make them.
@@ -86,6 +83,13 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         ("char *", _) => ("OUTPUT", "CHARACTERS".to_owned()),
         ("const dcl_broadcast_options_t *", _) => ("BROADCAST_OPTIONS", detail),
         ("const dcl_message_t *", _) => ("MESSAGES", detail),
+        ("const dcl_communicator_options_t *", _) => ("COMMUNICATOR_OPTIONS", detail),
+        ("const dcl_dict_tensor_t *", _) => ("DICT_TENSOR", detail),
+        ("dcl_communicator_options_t *" | "dcl_environment_info_t *" | "dcl_dict_tensor_t *", _)
+            if !function.name.ends_with("_init") =>
+        {
+            ("STRUCTURE", format!("sizeof({})", c_type.trim_end_matches(" *")))
+        }
         ("void *" | "const void *", _) if name == "buffer" && function.parameters.iter().any(|p| p.name == "tag") => {
             (if c_type == "void *" { "OUTPUT" } else { "INPUT" }, "ARRAY".to_owned())
         }

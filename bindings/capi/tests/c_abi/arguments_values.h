@@ -19,38 +19,12 @@ static int is_free(const struct function *function) {
     return length > 5 && strcmp(function->name + length - 5, "_free") == 0;
 }
 
-/* A layer of the kind that a function requires. */
-static uint64_t layer_for(const struct function *function) {
-    if (has(function->name, "dcl_shuffle")) {
-        return layers[SHUFFLE];
-    }
-    if (has(function->name, "dcl_cast")) {
-        return layers[CAST];
-    }
-    if (has(function->name, "dcl_elementwise")) {
-        return layers[ELEMENTWISE];
-    }
-    if (has(function->name, "dcl_concatenation")) {
-        return layers[CONCATENATION];
-    }
-    if (has(function->name, "dcl_slice")) {
-        return layers[SLICE];
-    }
-    if (has(function->name, "dcl_constant")) {
-        return layers[CONSTANT];
-    }
-    return is_free(function) ? layers[LOOSE] : layers[COLLECTIVE];
-}
-
 static uint64_t good_number(const struct parameter *parameter) {
     if (named(parameter, "timeout_ms")) {
         return 1000;
     }
     if (named(parameter, "nb_rank")) {
         return 1;
-    }
-    if (named(parameter, "bit_len")) {
-        return 32;
     }
     if (named(parameter, "status")) {
         return DCL_STATUS_SYSTEM;
@@ -67,7 +41,7 @@ static uint64_t good_length(const struct parameter *parameter) {
     }
     if (named(parameter, "struct_size")) {
         /* The length of the longest structure. Longer ones are those of newer headers. */
-        return sizeof(dcl_environment_config_t);
+        return sizeof(dcl_dict_tensor_t);
     }
     return named(parameter, "byte_len") ? 4 : 1;
 }
@@ -118,7 +92,7 @@ static uint64_t good(const struct function *function, int i) {
         if (parameter->detail == dcl_tensor && named(parameter, "tensor")) {
             return computed;
         }
-        return parameter->detail == dcl_layer ? layer_for(function) : live[parameter->detail];
+        return parameter->detail == dcl_layer && is_free(function) ? loose_layer : live[parameter->detail];
     case TEXT:
         if (named(parameter, "name") && has(function->name, "get_group")) {
             return NUMBER_OF("default");
@@ -126,9 +100,13 @@ static uint64_t good(const struct function *function, int i) {
         if (named(parameter, "path")) {
             return NUMBER_OF(path);
         }
-        return NUMBER_OF(named(parameter, "backend") ? "host" : named(parameter, "value") ? "rank" : "x");
+        return NUMBER_OF(named(parameter, "backend") ? "host" : "x");
     case NAMES: ((const char **)(void *)area)[0] = ((const char **)(void *)area)[1] = "x"; break;
-    case DIMS: ((dcl_dims_t *)(void *)area)[0] = ((dcl_dims_t *)(void *)area)[1] = vector(1); break;
+    case DIMS:
+        /* The only permutation of one dimension is 0. */
+        ((dcl_dims_t *)(void *)area)[0] = vector(has(parameter->name, "transpose") ? 0 : 1);
+        ((dcl_dims_t *)(void *)area)[1] = vector(1);
+        break;
     case OPTIONS: {
         dcl_execution_context_options_t options = DCL_EXECUTION_CONTEXT_OPTIONS_INIT;
         *(dcl_execution_context_options_t *)(void *)area = options;
@@ -137,6 +115,16 @@ static uint64_t good(const struct function *function, int i) {
     case BROADCAST_OPTIONS: {
         dcl_broadcast_options_t options = DCL_BROADCAST_OPTIONS_INIT;
         *(dcl_broadcast_options_t *)(void *)area = options;
+        break;
+    }
+    case COMMUNICATOR_OPTIONS: {
+        dcl_communicator_options_t options = DCL_COMMUNICATOR_OPTIONS_INIT;
+        *(dcl_communicator_options_t *)(void *)area = options;
+        break;
+    }
+    case DICT_TENSOR: {
+        dcl_dict_tensor_t tensor = DCL_DICT_TENSOR_INIT;
+        *(dcl_dict_tensor_t *)(void *)area = tensor;
         break;
     }
     case CONFIG: *(dcl_environment_config_t *)(void *)area = alone(); break;
@@ -181,6 +169,7 @@ static uint64_t good(const struct function *function, int i) {
         }
         break;
     case HANDLES:
+    case STRUCTURE:
     case OUTPUT: break;
     }
     return NUMBER_OF(area);
@@ -193,7 +182,7 @@ static void good_arguments(const struct function *function, uint64_t *arguments)
 }
 
 static int is_output(const struct parameter *parameter) {
-    return parameter->kind == OUTPUT || parameter->kind == HANDLES;
+    return parameter->kind == OUTPUT || parameter->kind == STRUCTURE || parameter->kind == HANDLES;
 }
 
 static int is_pointer(const struct parameter *parameter) {
@@ -238,12 +227,20 @@ static void send_for(const struct function *function, const uint64_t *arguments)
 
 static long nb_calls;
 
+/* Fills memory with what it has before a call. */
+static void prepare(const struct parameter *parameter, unsigned char *area) {
+    memset(area, UNTOUCHED, AREA);
+    if (parameter->kind == STRUCTURE) {
+        *(size_t *)(void *)area = (size_t)parameter->detail;
+    }
+}
+
 /* Calls a function, and checks what holds for every call. */
 static dcl_status_t attempt(const struct function *function, const uint64_t *arguments) {
     nb_calls++;
     for (int i = 0; i < function->nb_parameters; i++) {
         if (is_output(&function->parameters[i])) {
-            memset(areas[i], UNTOUCHED, AREA);
+            prepare(&function->parameters[i], areas[i]);
         }
     }
     if (has(function->name, "environment_initialize")) {
@@ -271,8 +268,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
     if (status != DCL_STATUS_SUCCESS && dcl_last_error_message(NULL, 0) == 0) {
         complain(function, arguments, result, "there is no message");
     }
-    static unsigned char untouched[AREA];
-    memset(untouched, UNTOUCHED, AREA);
+    static _Alignas(64) unsigned char untouched[AREA];
     for (int i = 0; i < function->nb_parameters; i++) {
         const struct parameter *parameter = &function->parameters[i];
         if (!is_output(parameter) || arguments[i] != NUMBER_OF(areas[i])) {
@@ -280,6 +276,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
         }
         int may_be_written =
             status == DCL_STATUS_SUCCESS || (status == DCL_STATUS_BUFFER_TOO_SMALL && named(parameter, "length"));
+        prepare(parameter, untouched);
         if (!may_be_written && memcmp(areas[i], untouched, AREA) != 0) {
             complain(function, arguments, result, "it failed and wrote an output");
         }

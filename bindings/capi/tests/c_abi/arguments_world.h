@@ -26,12 +26,16 @@ enum kind {
     CREATORS,
     MESSAGES,
     BROADCAST_OPTIONS,
+    COMMUNICATOR_OPTIONS,
+    DICT_TENSOR,
     /* An array of tensors, as an input. */
     TENSORS,
     /* Other memory that the function reads. */
     INPUT,
     /* Memory that the function writes. */
     OUTPUT,
+    /* A structure that the function fills in. Its struct_size is set. */
+    STRUCTURE,
     /* A pointer of another library. It must be right or NULL. */
     FOREIGN,
     /* The length of an array or a buffer. */
@@ -46,8 +50,8 @@ enum { ONE, ARRAY, CHARACTERS };
 struct parameter {
     const char *name;
     enum kind kind;
-    /* For a handle, its type. For a number, its bits; they are negative if it is signed. For
-     * another pointer: ONE, ARRAY or CHARACTERS. */
+    /* For a handle, its type. For a number, its bits; they are negative if it is signed. For a
+     * STRUCTURE, its size. For another pointer: ONE, ARRAY or CHARACTERS. */
     int detail;
 };
 
@@ -66,12 +70,12 @@ struct function {
 
 #define NB_FUNCTIONS ((int)LENGTH_OF(FUNCTIONS))
 
-/* One object of each type, for the next call. `layers` has a layer of each kind. */
+/* One object of each type, for the next call. */
 static uint64_t live[NB_TYPES];
 static uint64_t freed[NB_TYPES];
 
-enum { COLLECTIVE, SHUFFLE, CAST, ELEMENTWISE, CONCATENATION, SLICE, CONSTANT, LOOSE, NB_LAYERS };
-static uint64_t layers[NB_LAYERS];
+/* A layer of no network. The layer in `live` belongs to one. */
+static uint64_t loose_layer;
 
 /* A tensor that a layer computes. The tensor in `live` is an input. */
 static uint64_t computed;
@@ -122,7 +126,7 @@ static void make_world(void) {
     OK(dcl_network_add_cast(network, y, DCL_DATA_TYPE_FLOAT, &cast));
     OK(dcl_layer_get_output(cast, 0, &y));
     computed = NUMBER_OF(y);
-    OK(dcl_network_add_shuffle(network, y, &shuffle));
+    OK(dcl_network_add_shuffle(network, y, NULL, &one, NULL, &shuffle));
     OK(dcl_layer_get_output(shuffle, 0, &y));
     OK(dcl_network_add_elementwise(network, y, y, DCL_ELEMENTWISE_SUM, &sum));
     OK(dcl_layer_get_output(sum, 0, &y));
@@ -147,6 +151,8 @@ static void make_world(void) {
     dcl_work_t *work;
     dcl_tensor_dict_t *dict;
     dcl_environment_config_t config = alone();
+    dcl_dict_tensor_t tensor = DCL_DICT_TENSOR_INIT;
+    tensor.dims = one;
     OK(dcl_communicator_new_in_process("host", 1, 1000, &communicator));
     /* On two ranks the engine has a warning; on one it runs. */
     OK(dcl_engine_build(network, &engine));
@@ -167,7 +173,7 @@ static void make_world(void) {
     OK(dcl_irecv(communicator, memory[3], 1, DCL_DATA_TYPE_FLOAT, 0, 0, &work));
     OK(dcl_work_wait(work));
     OK(dcl_tensor_dict_new(&dict));
-    OK(dcl_tensor_dict_insert(dict, "x", DCL_DATA_TYPE_FLOAT, &one, DCL_DEVICE_HOST, NULL));
+    OK(dcl_tensor_dict_insert(dict, "x", &tensor));
     OK(dcl_tensor_dict_set_metadata(dict, "x", "a text"));
     if (path[0] == '\0') {
         snprintf(path, sizeof path, "/tmp/dcl_arguments_%ld.safetensors", (long)getpid());
@@ -188,14 +194,7 @@ static void make_world(void) {
     live[dcl_stream] = NUMBER_OF(stream);
     live[dcl_work] = NUMBER_OF(work);
     live[dcl_tensor_dict] = NUMBER_OF(dict);
-    layers[COLLECTIVE] = NUMBER_OF(reduce);
-    layers[SHUFFLE] = NUMBER_OF(shuffle);
-    layers[CAST] = NUMBER_OF(cast);
-    layers[ELEMENTWISE] = NUMBER_OF(sum);
-    layers[CONCATENATION] = NUMBER_OF(joined);
-    layers[SLICE] = NUMBER_OF(part);
-    layers[CONSTANT] = NUMBER_OF(constant);
-    layers[LOOSE] = NUMBER_OF(loose);
+    loose_layer = NUMBER_OF(loose);
 }
 
 /* Frees an object. It may have been freed before, or belong to another object. */
@@ -222,8 +221,8 @@ static void free_world(void) {
         freed[type] = live[type];
         live[type] = 0;
     }
-    free_one(dcl_layer, layers[LOOSE]);
-    freed[dcl_layer] = layers[LOOSE];
+    free_one(dcl_layer, loose_layer);
+    freed[dcl_layer] = loose_layer;
 }
 
 static void renew_world(void) {

@@ -118,6 +118,16 @@ static inline void has_ended_well(pid_t pid) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* Another handle of the same rank, with another timeout. */
+static inline dcl_communicator_t *with_timeout(dcl_communicator_t *communicator, int64_t timeout_ms) {
+    dcl_communicator_options_t options = DCL_COMMUNICATOR_OPTIONS_INIT;
+    dcl_communicator_t *other;
+    OK(dcl_communicator_get_options(communicator, &options));
+    options.timeout_ms = timeout_ms;
+    OK(dcl_communicator_with_options(communicator, &options, &other));
+    return other;
+}
+
 #define MOST_RANKS 8
 
 /* The body of a rank. The function that started the ranks frees the communicator. */

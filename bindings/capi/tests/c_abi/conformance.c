@@ -222,8 +222,10 @@ static size_t block_of(const struct one_case *c, size_t nb_ranks) {
 }
 
 static void run_eagerly(const struct one_case *c, dcl_communicator_t *of_all, int32_t rank, dcl_stream_t *stream) {
+    dcl_communicator_options_t options = DCL_COMMUNICATOR_OPTIONS_INIT;
     dcl_communicator_t *communicator;
-    OK(dcl_communicator_with_wire_type(of_all, (int32_t)c->wire_type, &communicator));
+    options.wire_type = (int32_t)c->wire_type;
+    OK(dcl_communicator_with_options(of_all, &options, &communicator));
     size_t n = (size_t)c->group_size, count = block_of(c, n), length = c->input[rank].length;
     dcl_data_type_t type = (int32_t)c->data_type;
     dcl_reduce_operation_t reduce_op = (int32_t)c->reduce_op;

@@ -1,51 +1,50 @@
 /* What ranks learn of each other's failures, and what stays untouched. */
 #include "check.h"
 
-/* A communicator's determinism: of one handle, and of the groups that are created with it. */
-static void a_handle_is_exact(void) {
-    dcl_communicator_t *communicator, *exact, *group, *none = NULL;
-    int32_t given = 1, taken = -7;
-    dcl_determinism_t determinism = -7;
-    OK(dcl_communicator_new_in_process("host", 1, TIMEOUT_MS, &communicator));
-    OK(dcl_communicator_with_determinism(communicator, DCL_DETERMINISM_EXACT, &exact));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_determinism(communicator, 2, &none));
-    CHECK(none == NULL);
-    OK(dcl_communicator_get_determinism(communicator, &determinism));
-    CHECK(determinism == DCL_DETERMINISM_BACKEND);
-    OK(dcl_communicator_split(exact, 0, 0, &group));
-    OK(dcl_communicator_get_determinism(group, &determinism));
-    CHECK(determinism == DCL_DETERMINISM_EXACT);
-    OK(dcl_all_reduce(exact, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
-    CHECK(taken == 1);
-    OK(dcl_communicator_free(group));
-    OK(dcl_communicator_free(exact));
-    OK(dcl_communicator_free(communicator));
+static dcl_communicator_options_t options_of(dcl_communicator_t *communicator) {
+    dcl_communicator_options_t options = DCL_COMMUNICATOR_OPTIONS_INIT;
+    OK(dcl_communicator_get_options(communicator, &options));
+    return options;
 }
 
-/* A communicator's transport type: of one handle, and not of groups that are created with it. */
-static void a_handle_has_a_transport_type(void) {
-    dcl_communicator_t *communicator, *narrow, *group, *none = NULL;
+/* Options are those of one handle. Groups that are created with it have its determinism, but no
+ * transport type. */
+static void a_handle_has_options(void) {
+    dcl_communicator_t *communicator, *other, *group, *none = NULL;
     float given = 1, taken = -7;
     int32_t whole = 1;
-    dcl_wire_type_t wire_type = -7;
     OK(dcl_communicator_new_in_process("host", 1, TIMEOUT_MS, &communicator));
-    OK(dcl_communicator_with_wire_type(communicator, DCL_WIRE_TYPE_BFLOAT16, &narrow));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_wire_type(communicator, 2, &none));
-    CHECK(none == NULL);
-    OK(dcl_communicator_get_wire_type(communicator, &wire_type));
-    CHECK(wire_type == DCL_WIRE_TYPE_NONE);
-    OK(dcl_communicator_get_wire_type(narrow, &wire_type));
-    CHECK(wire_type == DCL_WIRE_TYPE_BFLOAT16);
-    OK(dcl_communicator_split(narrow, 0, 0, &group));
-    OK(dcl_communicator_get_wire_type(group, &wire_type));
-    CHECK(wire_type == DCL_WIRE_TYPE_NONE);
-    OK(dcl_all_reduce(narrow, &given, &taken, 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, NULL));
+    dcl_communicator_options_t options = options_of(communicator);
+    CHECK(options.struct_size == sizeof options && options.timeout_ms == TIMEOUT_MS);
+    CHECK(options.determinism == DCL_DETERMINISM_BACKEND && options.wire_type == DCL_WIRE_TYPE_NONE);
+    options.timeout_ms = DCL_TIMEOUT_DEFAULT;
+    options.determinism = DCL_DETERMINISM_EXACT;
+    options.wire_type = DCL_WIRE_TYPE_BFLOAT16;
+    OK(dcl_communicator_with_options(communicator, &options, &other));
+    options = options_of(other);
+    CHECK(options.timeout_ms == TIMEOUT_MS);
+    CHECK(options.determinism == DCL_DETERMINISM_EXACT && options.wire_type == DCL_WIRE_TYPE_BFLOAT16);
+    CHECK(options_of(communicator).wire_type == DCL_WIRE_TYPE_NONE);
+    OK(dcl_communicator_split(other, 0, 0, &group));
+    CHECK(options_of(group).determinism == DCL_DETERMINISM_EXACT);
+    CHECK(options_of(group).wire_type == DCL_WIRE_TYPE_NONE);
+    OK(dcl_all_reduce(other, &given, &taken, 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, NULL));
     CHECK(taken == 1);
     FAILS(DCL_STATUS_INVALID_ARGUMENT,
-          dcl_all_reduce(narrow, &whole, &whole, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
+          dcl_all_reduce(other, &whole, &whole, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
     MESSAGE_HAS("only float32 has a transport type");
+
+    options.wire_type = 2;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_options(communicator, &options, &none));
+    options.wire_type = DCL_WIRE_TYPE_NONE;
+    options.determinism = 2;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_options(communicator, &options, &none));
+    options.determinism = DCL_DETERMINISM_EXACT;
+    options.timeout_ms = -2;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_with_options(communicator, &options, &none));
+    CHECK(none == NULL);
     OK(dcl_communicator_free(group));
-    OK(dcl_communicator_free(narrow));
+    OK(dcl_communicator_free(other));
     OK(dcl_communicator_free(communicator));
 }
 
@@ -54,12 +53,8 @@ static void a_rank_is_late(void) {
     dcl_communicator_t *communicators[2], *short_one;
     int32_t given = 1, taken = -7;
     OK(dcl_communicator_new_in_process("host", 2, TIMEOUT_MS, communicators));
-    OK(dcl_communicator_with_timeout(communicators[0], 50, &short_one));
-    int64_t timeout_ms;
-    OK(dcl_communicator_get_timeout(short_one, &timeout_ms));
-    CHECK(timeout_ms == 50);
-    OK(dcl_communicator_get_timeout(communicators[0], &timeout_ms));
-    CHECK(timeout_ms == TIMEOUT_MS);
+    short_one = with_timeout(communicators[0], 50);
+    CHECK(options_of(short_one).timeout_ms == 50);
     FAILS(DCL_STATUS_DEADLINE_EXCEEDED,
           dcl_all_reduce(short_one, &given, &taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_SUM, NULL, NULL));
     CHECK(dcl_last_error_rank() == 0);
@@ -248,8 +243,7 @@ static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *
 }
 
 int main(void) {
-    a_handle_is_exact();
-    a_handle_has_a_transport_type();
+    a_handle_has_options();
     a_rank_is_late();
     a_rank_leaves();
     on_ranks(2, abort_or_wait, NULL);

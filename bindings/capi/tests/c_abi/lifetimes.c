@@ -100,7 +100,7 @@ static void a_tensor_is_of_one_network(void) {
     dcl_network_t *other = new_sum(1, &other_x, &other_layer, &other_y);
     dcl_dims_t dims = vector(4);
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_cast(network, other_x, DCL_DATA_TYPE_HALF, &none));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_shuffle(network, other_x, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_shuffle(network, other_x, NULL, NULL, NULL, &none));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_dist_collective(network, other_x, DCL_COLLECTIVE_ALL_GATHER,
                                                                        DCL_REDUCE_NONE, -1, NULL, 0, &none));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_mark_output(network, other_y, "z"));
@@ -128,7 +128,7 @@ static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, vo
     int32_t given[4] = {rank, 1, 2, 3}, taken[4] = {0};
     OK(dcl_engine_build(network, &engine));
     OK(dcl_engine_create_execution_context(engine, NULL, &context));
-    OK(dcl_communicator_with_timeout(communicator, TIMEOUT_MS, &own));
+    own = with_timeout(communicator, TIMEOUT_MS);
     OK(dcl_execution_context_set_communicator(context, own));
     OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
     OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
@@ -188,7 +188,7 @@ static void keep_a_buffer(dcl_communicator_t *communicator, int32_t rank, void *
     (void)shared;
     dcl_communicator_t *other;
     dcl_buffer_t *buffer;
-    OK(dcl_communicator_with_timeout(communicator, TIMEOUT_MS, &other));
+    other = with_timeout(communicator, TIMEOUT_MS);
     OK(dcl_communicator_allocate(other, 8, &buffer));
     OK(dcl_communicator_free(other));
     void *address, *again;
@@ -228,7 +228,7 @@ static void name_it_for_sessions(dcl_communicator_t *communicator, int32_t rank,
     FAILS(DCL_STATUS_BUFFER_TOO_SMALL, dcl_communicator_session_value(communicator, again, length, NULL));
     CHECK(again[0] == '?');
     /* Another handle has another timeout, and so another text. */
-    OK(dcl_communicator_with_timeout(communicator, 1, &other));
+    other = with_timeout(communicator, 1);
     OK(dcl_communicator_session_value(other, again, sizeof again, NULL));
     CHECK(strcmp(value, again) != 0);
     OK(dcl_communicator_free(other));

@@ -67,7 +67,6 @@ static void in_a_layer_alone(void) {
     FAILS(DCL_STATUS_INVALID_SHAPE, dcl_dist_collective_get_output_dims(layer, &ten_rows, &output));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_dist_collective_get_output_dims(layer, &too_many, &output));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_layer_set_nb_rank(layer, 0));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_shuffle_set_first_transpose(layer, NULL, 0));
     /* The setters accept a reduction that the operation does not have; what uses it does not. */
     OK(dcl_dist_collective_set_collective_operation(layer, DCL_COLLECTIVE_ALL_GATHER));
     FAILS(DCL_STATUS_INVALID_NETWORK, dcl_dist_collective_get_output_dims(layer, &four, &output));
@@ -87,7 +86,7 @@ static void in_a_network(void) {
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &four, &x));
     OK(dcl_network_add_input(other, "x", DCL_DATA_TYPE_FLOAT, &four, &foreign));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_network_add_input(network, "y", 9, &four, &none));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_shuffle(network, foreign, &layer));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_shuffle(network, foreign, NULL, NULL, NULL, &layer));
     OK(dcl_network_free(other));
     FAILS(DCL_STATUS_INVALID_HANDLE, dcl_tensor_set_name(foreign, "y"));
     CHECK(none == NULL && layer == NULL);
@@ -102,8 +101,8 @@ static void in_a_plan(void) {
     OK(dcl_engine_serialize(engine, plan, length, NULL));
     OK(dcl_engine_free(engine));
     plan[length / 2] ^= 1;
-    FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize(plan, length, &none));
-    FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize("not a plan", 10, &none));
+    FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize(plan, length, NULL, 0, &none));
+    FAILS(DCL_STATUS_INVALID_PLAN, dcl_engine_deserialize("not a plan", 10, NULL, 0, &none));
     CHECK(none == NULL);
     free(plan);
 }
@@ -169,11 +168,12 @@ static void in_a_context(dcl_communicator_t *communicator, int32_t rank, void *s
     (void)rank;
     (void)shared;
     const dcl_dims_t four = FOUR_FLOATS;
+    const char *names[] = {"x", "z"};
     float x[4] = {0}, y[5];
     dcl_execution_context_t *context = new_context(2);
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_execution_context_set_input_shape(context, "z", &four));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_execution_context_set_input_shapes(context, &names[1], &four, 1));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_execution_context_set_tensor_address(context, "z", x, sizeof x));
-    OK(dcl_execution_context_set_input_shape(context, "x", &four));
+    OK(dcl_execution_context_set_input_shapes(context, names, &four, 1));
     OK(dcl_execution_context_set_tensor_address(context, "x", y + 1, sizeof x));
     OK(dcl_execution_context_set_tensor_address(context, "y", y, sizeof x));
     FAILS(DCL_STATUS_NOT_READY, dcl_execution_context_enqueue(context, NULL, NULL));
@@ -215,7 +215,7 @@ static void roots_differ(dcl_communicator_t *communicator, int32_t rank, void *s
     dcl_status_t status = dcl_broadcast(communicator, x, x, 4, DCL_DATA_TYPE_FLOAT, rank, NULL, NULL);
     if (status == DCL_STATUS_SUCCESS) {
         dcl_communicator_t *last;
-        OK(dcl_communicator_with_timeout(communicator, DCL_TIMEOUT_DEFAULT, &last));
+        last = with_timeout(communicator, DCL_TIMEOUT_DEFAULT);
         status = dcl_communicator_finalize(last);
     }
     CHECK(status == DCL_STATUS_DISAGREEMENT || status == DCL_STATUS_ABORTED);
@@ -243,7 +243,7 @@ static void a_rank_does_not_run_a_bound_layer(dcl_communicator_t *communicator, 
     dcl_communicator_t *impatient;
     dcl_bound_layer_t *bound;
     OK(dcl_communicator_barrier(communicator));
-    OK(dcl_communicator_with_timeout(communicator, rank == 0 ? SHORT_MS : TIMEOUT_MS, &impatient));
+    impatient = with_timeout(communicator, rank == 0 ? SHORT_MS : TIMEOUT_MS);
     OK(dcl_dist_collective_bind(layer, impatient, DCL_DATA_TYPE_FLOAT, &bound));
     if (rank == 0) {
         FAILS(DCL_STATUS_DEADLINE_EXCEEDED, dcl_bound_layer_enqueue(bound, x, x, &four, NULL, NULL));
@@ -256,11 +256,12 @@ static void a_rank_does_not_run_a_bound_layer(dcl_communicator_t *communicator, 
 /* `shared` is NULL if the ranks run a context with different shapes; else rank 1 does not run. */
 static void a_context_runs_differently(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     const dcl_dims_t dims = vector(rank == 1 && !shared ? 3 : 4);
+    const char *name = "x";
     float x[4] = {0}, y[4];
     size_t byte_len = (size_t)dims.d[0] * sizeof(float);
     dcl_execution_context_t *context = new_context(2);
     OK(dcl_execution_context_set_communicator(context, communicator));
-    OK(dcl_execution_context_set_input_shape(context, "x", &dims));
+    OK(dcl_execution_context_set_input_shapes(context, &name, &dims, 1));
     OK(dcl_execution_context_set_tensor_address(context, "x", x, byte_len));
     OK(dcl_execution_context_set_tensor_address(context, "y", y, byte_len));
     if (!shared) {

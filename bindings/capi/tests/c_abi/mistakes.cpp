@@ -117,7 +117,9 @@ void on_ranks() {
     });
     ON_TWO_RANKS(kDEADLINE_EXCEEDED, kSUCCESS, [](Communicator &communicator, std::int32_t rank) -> Result<void> {
         if (rank == 1) return {};
-        return communicator.with_timeout(300ms).value().barrier();
+        auto options = communicator.get_options().value();
+        options.timeout_ms = 300;
+        return communicator.with_options(options).value().barrier();
     });
     ON_TWO_RANKS(kPEER_LOST, kSUCCESS, [](Communicator &communicator, std::int32_t rank) -> Result<void> {
         if (rank == 0) return communicator.barrier();

@@ -139,34 +139,33 @@ static void a_plugin_runs_and_goes_through_bytes(void) {
     OK(dcl_engine_free(built));
     CHECK(atomic_load(&adder.nb_destroyed) == 1);
 
-    CHECK(dcl_engine_deserialize(plan, length, &none) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_engine_deserialize(plan, length, NULL, 0, &none) != DCL_STATUS_SUCCESS);
     MESSAGE_HAS("adder");
     dcl_plugin_creator_t creator = DCL_PLUGIN_CREATOR_INIT;
     creator.type_name = "adder";
     creator.create = make_adder;
-    OK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &read));
+    OK(dcl_engine_deserialize(plan, length, &creator, 1, &read));
     CHECK(atomic_load(&nb_made) == 1);
     on_ranks(2, run_added, read);
     OK(dcl_engine_free(read));
     CHECK(atomic_load(&made[0].nb_destroyed) == 1);
 
     creator.version = "2";
-    CHECK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_engine_deserialize(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
     creator.version = NULL;
     creator.create = NULL;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, &creator, 1, &none));
     creator.create = make_adder;
     creator.struct_size = 8;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, &creator, 1, &none));
     creator.struct_size = sizeof creator;
-    CHECK(dcl_engine_deserialize_with_plugins(plan, length, NULL, 0, &none) != DCL_STATUS_SUCCESS);
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, &creator, -1, &none));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, &creator, -1, &none));
     dcl_plugin_creator_t twice[2] = {creator, creator};
-    CHECK(dcl_engine_deserialize_with_plugins(plan, length, twice, 2, &none) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_engine_deserialize(plan, length, twice, 2, &none) != DCL_STATUS_SUCCESS);
     CHECK(atomic_load(&nb_made) == 1);
     /* The library owns what a creator has filled in, whether it is valid or not. */
     creator.user_data = &creator;
-    CHECK(dcl_engine_deserialize_with_plugins(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
+    CHECK(dcl_engine_deserialize(plan, length, &creator, 1, &none) != DCL_STATUS_SUCCESS);
     CHECK(atomic_load(&nb_made) == 2 && atomic_load(&made[1].nb_destroyed) == 1);
     CHECK(none == NULL);
 }
@@ -210,24 +209,24 @@ static void creators_of_other_versions(void) {
     creators[0].type_name = "adder";
     creators[0].create = make_another;
     int before = atomic_load(&nb_made);
-    FAILS(DCL_STATUS_PLUGIN, dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    FAILS(DCL_STATUS_PLUGIN, dcl_engine_deserialize(plan, length, creators, 1, &read));
     MESSAGE_HAS("made a \"adder\" version \"3\"");
     CHECK(read == NULL && atomic_load(&made[before].nb_destroyed) == 1);
     creators[0].create = make_newer;
-    OK(dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    OK(dcl_engine_deserialize(plan, length, creators, 1, &read));
     OK(dcl_engine_free(read));
     CHECK(atomic_load(&made[before + 1].nb_destroyed) == 1);
     creators[0].create = make_sizeless;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 1, &read));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, creators, 1, &read));
     MESSAGE_HAS("struct_size of plugin is 0");
     CHECK(atomic_load(&made[before + 2].nb_destroyed) == 1);
     creators[0].create = make_newer;
     creators[1].type_name = "other";
     creators[1].create = make_adder;
     creators[1].struct_size += 8;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 2, &read));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, creators, 2, &read));
     creators[0].struct_size = creators[1].struct_size = sizeof creators[0] + 1;
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize_with_plugins(plan, length, creators, 2, &read));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_engine_deserialize(plan, length, creators, 2, &read));
 }
 
 /* Callbacks that use the network during the build. They may read it and free it, but they cannot

@@ -10,15 +10,14 @@ enum { RANKS = 2, ROWS = 2, COLUMNS = 3, OUTPUTS = RANKS * ROWS * COLUMNS };
 static int write_plan(const char *path) {
     const dcl_dims_t dims = {2, {-1, COLUMNS}};
     const dcl_dims_t min = {2, {1, COLUMNS}}, opt = {2, {2, COLUMNS}}, max = {2, {4, COLUMNS}};
-    const int32_t permutation[] = {1, 0};
+    const dcl_dims_t permutation = {2, {1, 0}};
     dcl_network_t *network = NULL;
     dcl_tensor_t *x = NULL, *transposed = NULL, *gathered = NULL, *y = NULL;
     dcl_layer_t *transpose = NULL, *gather = NULL, *cast = NULL;
     CHECK(dcl_network_new(&network));
     CHECK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
     CHECK(dcl_network_set_optimization_profile(network, x, &min, &opt, &max));
-    CHECK(dcl_network_add_shuffle(network, x, &transpose));
-    CHECK(dcl_shuffle_set_first_transpose(transpose, permutation, 2));
+    CHECK(dcl_network_add_shuffle(network, x, &permutation, NULL, NULL, &transpose));
     CHECK(dcl_layer_set_name(transpose, "transpose"));
     CHECK(dcl_layer_get_output(transpose, 0, &transposed));
     CHECK(dcl_tensor_set_name(transposed, "transposed"));
@@ -54,6 +53,7 @@ static size_t plan_len;
 
 static int run_plan(const struct rank *rank, void *argument) {
     char *line = (char *)argument + 128 * rank->number;
+    const char *name = "x";
     const dcl_dims_t dims = {2, {ROWS, COLUMNS}};
     float x[ROWS * COLUMNS];
     int32_t y[OUTPUTS];
@@ -62,10 +62,10 @@ static int run_plan(const struct rank *rank, void *argument) {
     }
     dcl_engine_t *engine = NULL;
     dcl_execution_context_t *context = NULL;
-    CHECK(dcl_engine_deserialize(plan, plan_len, &engine));
+    CHECK(dcl_engine_deserialize(plan, plan_len, NULL, 0, &engine));
     CHECK(dcl_engine_create_execution_context(engine, NULL, &context));
     CHECK(dcl_execution_context_set_communicator(context, rank->communicator));
-    CHECK(dcl_execution_context_set_input_shape(context, "x", &dims));
+    CHECK(dcl_execution_context_set_input_shapes(context, &name, &dims, 1));
     CHECK(dcl_execution_context_set_tensor_address(context, "x", x, sizeof x));
     CHECK(dcl_execution_context_set_tensor_address(context, "y", y, sizeof y));
     CHECK(dcl_execution_context_enqueue(context, NULL, NULL));

@@ -9,30 +9,49 @@ static void has_name(dcl_tensor_dict_t *dict, int32_t index, const char *name) {
     CHECK(strcmp(text, name) == 0);
 }
 
-static void has_type(dcl_tensor_dict_t *dict, const char *name, const char *type) {
-    char text[64];
-    OK(dcl_tensor_dict_get_type_name(dict, name, text, sizeof text, NULL));
-    CHECK(strcmp(text, type) == 0);
+static dcl_dict_tensor_t described(dcl_data_type_t data_type, dcl_dims_t dims, void *address) {
+    dcl_dict_tensor_t tensor = DCL_DICT_TENSOR_INIT;
+    tensor.data_type = data_type;
+    tensor.dims = dims;
+    tensor.address = address;
+    return tensor;
+}
+
+static dcl_status_t insert(dcl_tensor_dict_t *dict, const char *name, dcl_dict_tensor_t tensor) {
+    return dcl_tensor_dict_insert(dict, name, &tensor);
+}
+
+static dcl_dict_tensor_t tensor_of(dcl_tensor_dict_t *dict, const char *name) {
+    dcl_dict_tensor_t tensor = DCL_DICT_TENSOR_INIT;
+    OK(dcl_tensor_dict_get_tensor(dict, name, &tensor));
+    CHECK(tensor.struct_size == sizeof tensor && tensor.strides == NULL);
+    return tensor;
 }
 
 static void tensors(void) {
     dcl_tensor_dict_t *dict;
-    dcl_dims_t matrix = {2, {2, 3}}, transposed = {2, {3, 2}}, scalar = {0, {0}}, empty = {1, {0}}, got;
+    dcl_dims_t matrix = {2, {2, 3}}, scalar = {0, {0}}, empty = vector(0);
     float own[6] = {1, 2, 3, 4, 5, 6}, read[6];
     const int64_t by_column[2] = {1, 3}, backwards[2] = {-3, -1};
-    double opaque = 0.5;
-    int32_t number = -7, data_type = -7;
+    double half = 0.5;
+    int32_t number = -7;
     size_t byte_len = 77;
-    void *address = NULL;
+    dcl_dict_tensor_t double_one = described(DCL_OPAQUE_TYPE, scalar, &half), got;
+    double_one.type_name = "F64";
+    double_one.bit_len = 64;
+    dcl_dict_tensor_t columns = described(DCL_DATA_TYPE_FLOAT, (dcl_dims_t){2, {3, 2}}, own);
+    columns.strides = by_column;
+    dcl_dict_tensor_t reversed = described(DCL_DATA_TYPE_FLOAT, matrix, own + 5);
+    reversed.strides = backwards;
     OK(dcl_tensor_dict_new(&dict));
     OK(dcl_tensor_dict_get_nb_tensors(dict, &number));
     CHECK(number == 0);
-    OK(dcl_tensor_dict_insert(dict, "zeros", DCL_DATA_TYPE_BF16, &scalar, DCL_DEVICE_HOST, NULL));
-    OK(dcl_tensor_dict_insert(dict, "own", DCL_DATA_TYPE_FLOAT, &matrix, DCL_DEVICE_HOST, own));
-    OK(dcl_tensor_dict_insert(dict, "empty", DCL_DATA_TYPE_INT64, &empty, DCL_DEVICE_HOST, NULL));
-    OK(dcl_tensor_dict_insert_opaque(dict, "double", "F64", 64, &scalar, &opaque));
-    OK(dcl_tensor_dict_insert_strided(dict, "columns", DCL_DATA_TYPE_FLOAT, &transposed, by_column, own));
-    OK(dcl_tensor_dict_insert_strided(dict, "backwards", DCL_DATA_TYPE_FLOAT, &matrix, backwards, own + 5));
+    OK(insert(dict, "zeros", described(DCL_DATA_TYPE_BF16, scalar, NULL)));
+    OK(insert(dict, "own", described(DCL_DATA_TYPE_FLOAT, matrix, own)));
+    OK(insert(dict, "empty", described(DCL_DATA_TYPE_INT64, empty, NULL)));
+    OK(insert(dict, "double", double_one));
+    OK(insert(dict, "columns", columns));
+    OK(insert(dict, "backwards", reversed));
     OK(dcl_tensor_dict_get_nb_tensors(dict, &number));
     CHECK(number == 6);
     has_name(dict, 0, "zeros");
@@ -40,24 +59,22 @@ static void tensors(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_get_name(dict, 6, NULL, 0, &byte_len));
     MESSAGE_HAS("there is no tensor 6; there are 6");
 
-    OK(dcl_tensor_dict_get_type(dict, "zeros", &data_type));
-    CHECK(data_type == DCL_DATA_TYPE_BF16);
-    FAILS(DCL_STATUS_UNSUPPORTED, dcl_tensor_dict_get_type(dict, "double", &data_type));
-    MESSAGE_HAS("element type F64 is none of this library's");
-    has_type(dict, "double", "F64");
-    has_type(dict, "columns", "float32");
-    OK(dcl_tensor_dict_get_dims(dict, "columns", &got));
-    CHECK(got.nb_dims == 2 && got.d[0] == 3 && got.d[1] == 2);
-    OK(dcl_tensor_dict_get_byte_len(dict, "own", &byte_len));
-    CHECK(byte_len == sizeof own);
-    OK(dcl_tensor_dict_get_device(dict, "own", &number));
-    CHECK(number == DCL_DEVICE_HOST);
-
-    OK(dcl_tensor_dict_get_address(dict, "own", &address));
-    CHECK(address == own);
-    OK(dcl_tensor_dict_get_address(dict, "zeros", &address));
-    CHECK(*(uint16_t *)address == 0);
-    FAILS(DCL_STATUS_INVALID_BUFFER, dcl_tensor_dict_get_address(dict, "columns", &address));
+    got = tensor_of(dict, "own");
+    CHECK(got.data_type == DCL_DATA_TYPE_FLOAT && strcmp(got.type_name, "float32") == 0 && got.bit_len == 32);
+    CHECK(got.dims.nb_dims == 2 && got.dims.d[0] == 2 && got.dims.d[1] == 3);
+    CHECK(got.device == DCL_DEVICE_HOST && got.byte_len == sizeof own);
+    CHECK(got.address == own && !got.is_read_only);
+    got = tensor_of(dict, "zeros");
+    CHECK(got.data_type == DCL_DATA_TYPE_BF16 && *(uint16_t *)got.address == 0);
+    got = tensor_of(dict, "double");
+    CHECK(got.data_type == DCL_OPAQUE_TYPE && strcmp(got.type_name, "F64") == 0 && got.bit_len == 64);
+    CHECK(got.address == &half && got.byte_len == sizeof half);
+    /* What the library describes can be inserted. */
+    OK(insert(dict, "double", got));
+    CHECK(tensor_of(dict, "double").address == &half);
+    got = tensor_of(dict, "columns");
+    CHECK(got.dims.nb_dims == 2 && got.dims.d[0] == 3 && got.dims.d[1] == 2);
+    CHECK(got.address == NULL && !got.is_read_only && strcmp(got.type_name, "float32") == 0);
     OK(dcl_tensor_dict_read(dict, "columns", 0, read, sizeof read));
     CHECK(read[0] == 1 && read[1] == 4 && read[2] == 2 && read[5] == 6);
     OK(dcl_tensor_dict_read(dict, "backwards", 0, read, sizeof read));
@@ -70,16 +87,27 @@ static void tensors(void) {
     MESSAGE_HAS("the tensor is strided or read-only");
     FAILS(DCL_STATUS_INVALID_BUFFER, dcl_tensor_dict_read(dict, "own", 1, read, sizeof read));
 
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_get_dims(dict, "none", &got));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_get_tensor(dict, "none", &got));
     MESSAGE_HAS("the dictionary has no tensor \"none\"");
-    FAILS(DCL_STATUS_INVALID_BUFFER,
-          dcl_tensor_dict_insert(dict, "odd", DCL_DATA_TYPE_FLOAT, &scalar, DCL_DEVICE_HOST, (char *)own + 1));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT,
-          dcl_tensor_dict_insert(dict, "unset", DCL_DATA_TYPE_FLOAT, &scalar, DCL_DEVICE_UNSET, NULL));
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_insert_opaque(dict, "half", "F4", 4, &scalar, NULL));
+    got.struct_size = 8;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_get_tensor(dict, "own", &got));
+    MESSAGE_HAS("struct_size of tensor is 8");
+    FAILS(DCL_STATUS_INVALID_BUFFER, insert(dict, "odd", described(DCL_DATA_TYPE_FLOAT, scalar, (char *)own + 1)));
+    got = described(DCL_DATA_TYPE_FLOAT, scalar, NULL);
+    got.device = DCL_DEVICE_UNSET;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "unset", got));
+    got = described(DCL_OPAQUE_TYPE, scalar, NULL);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "half", got));
+    MESSAGE_HAS("type_name is NULL");
+    got.type_name = "F4";
+    got.bit_len = 4;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "half", got));
+    double_one.strides = by_column;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "opaque", double_one));
+    MESSAGE_HAS("a tensor of an opaque type has no strides");
     const int64_t far[2] = {INT64_MAX, INT64_MIN};
-    FAILS(DCL_STATUS_INVALID_ARGUMENT,
-          dcl_tensor_dict_insert_strided(dict, "far", DCL_DATA_TYPE_FLOAT, &transposed, far, own));
+    columns.strides = far;
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "far", columns));
     MESSAGE_HAS("the strides reach more than memory can hold");
     OK(dcl_tensor_dict_remove(dict, "own"));
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_remove(dict, "own"));
@@ -106,9 +134,8 @@ static void files(void) {
     dcl_tensor_dict_t *dict, *loaded, *mapped;
     dcl_dims_t dims = vector(3);
     int32_t own[3] = {1, 2, 3}, read[3] = {0, 0, 0};
-    void *address = NULL;
     OK(dcl_tensor_dict_new(&dict));
-    OK(dcl_tensor_dict_insert(dict, "x", DCL_DATA_TYPE_INT32, &dims, DCL_DEVICE_HOST, own));
+    OK(insert(dict, "x", described(DCL_DATA_TYPE_INT32, dims, own)));
     OK(dcl_tensor_dict_set_metadata(dict, "format", "pt"));
     OK(dcl_tensor_dict_set_metadata(dict, "gone", "x"));
     OK(dcl_tensor_dict_set_metadata(dict, "gone", NULL));
@@ -117,10 +144,10 @@ static void files(void) {
     OK(dcl_tensor_dict_map(path, &mapped));
     metadata_of(loaded);
     metadata_of(mapped);
-    OK(dcl_tensor_dict_get_address(loaded, "x", &address));
-    CHECK(memcmp(address, own, sizeof own) == 0);
-    OK(dcl_tensor_dict_get_address(mapped, "x", &address));
-    CHECK(memcmp(address, own, sizeof own) == 0);
+    dcl_dict_tensor_t x = tensor_of(loaded, "x");
+    CHECK(!x.is_read_only && memcmp(x.address, own, sizeof own) == 0);
+    x = tensor_of(mapped, "x");
+    CHECK(x.is_read_only && memcmp(x.address, own, sizeof own) == 0);
     OK(dcl_tensor_dict_read(mapped, "x", 0, read, sizeof read));
     CHECK(memcmp(read, own, sizeof own) == 0);
     FAILS(DCL_STATUS_INVALID_BUFFER, dcl_tensor_dict_write(mapped, "x", 0, own, 4));
@@ -146,9 +173,9 @@ static dcl_tensor_dict_t *weights(int32_t is_source, int32_t *own) {
     dcl_tensor_dict_t *dict;
     dcl_dims_t dims = vector(2);
     OK(dcl_tensor_dict_new(&dict));
-    OK(dcl_tensor_dict_insert(dict, "x", DCL_DATA_TYPE_INT32, &dims, DCL_DEVICE_HOST, own));
+    OK(insert(dict, "x", described(DCL_DATA_TYPE_INT32, dims, own)));
     if (is_source) {
-        OK(dcl_tensor_dict_insert(dict, "y", DCL_DATA_TYPE_INT32, &dims, DCL_DEVICE_HOST, own));
+        OK(insert(dict, "y", described(DCL_DATA_TYPE_INT32, dims, own)));
         OK(dcl_tensor_dict_set_metadata(dict, "format", "pt"));
     }
     return dict;
@@ -220,12 +247,12 @@ static void broadcast(dcl_communicator_t *communicator, int32_t rank, void *shar
     options.reserved = 0;
 
     /* A receiver's tensors become views, which outlive the caller's memory. */
-    void *address = NULL;
     options.offload_to_cpu = 1;
     options.device = DCL_DEVICE_HOST;
     OK(dcl_broadcast_tensor_dict(communicator, dict, &options, NULL, NULL));
-    OK(dcl_tensor_dict_get_address(dict, "x", &address));
-    CHECK((address == own) == (rank == 1) && memcmp(address, own, sizeof own) == 0);
+    dcl_dict_tensor_t x = tensor_of(dict, "x");
+    CHECK((x.address == own) == (rank == 1) && x.is_read_only == (rank != 1));
+    CHECK(memcmp(x.address, own, sizeof own) == 0);
     if (rank != 1) {
         FAILS(DCL_STATUS_INVALID_BUFFER, dcl_tensor_dict_write(dict, "x", 0, own, 4));
     }
@@ -329,32 +356,11 @@ static void one_rank_refuses(dcl_communicator_t *communicator, int32_t rank, voi
     OK(dcl_tensor_dict_free(dict));
 }
 
-static void in_an_environment(void) {
-    dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
-    dcl_broadcast_options_t options = DCL_BROADCAST_OPTIONS_INIT;
-    dcl_environment_t *environment;
-    int32_t own[2] = {1, 2};
-    dcl_tensor_dict_t *dict = weights(1, own);
-    config.rank = 0;
-    config.world_size = 1;
-    config.host = "localhost";
-    config.port = own_port();
-    config.backend = "host";
-    OK(dcl_environment_initialize(&config, &environment));
-    OK(dcl_environment_broadcast_tensor_dict(environment, dict, NULL));
-    options.group_name = "sync_group";
-    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_broadcast_tensor_dict(environment, dict, &options));
-    MESSAGE_HAS("there is no group \"sync_group\"");
-    OK(dcl_environment_finalize(environment));
-    OK(dcl_tensor_dict_free(dict));
-}
-
 int main(void) {
     tensors();
     files();
     on_ranks(NB_RANKS, broadcast, NULL);
     on_ranks(NB_RANKS, freed_in_any_order, NULL);
     on_ranks(NB_RANKS, one_rank_refuses, NULL);
-    in_an_environment();
     return 0;
 }

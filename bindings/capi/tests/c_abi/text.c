@@ -125,7 +125,7 @@ static void text_is_utf8(void) {
     size_t length;
     OK(dcl_network_new(&network));
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
-    OK(dcl_network_add_shuffle(network, x, &layer));
+    OK(dcl_network_add_shuffle(network, x, NULL, NULL, NULL, &layer));
     for (size_t i = 0; i < LENGTH_OF(bad); i++) {
         FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_add_input(network, bad[i], DCL_DATA_TYPE_FLOAT, &dims, &none));
         FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_set_name(x, bad[i]));
@@ -161,7 +161,7 @@ static void structures_have_a_size(void) {
     dcl_execution_context_t *context = NULL;
     OK(dcl_network_new(&network));
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_FLOAT, &dims, &x));
-    OK(dcl_network_add_shuffle(network, x, &layer));
+    OK(dcl_network_add_shuffle(network, x, NULL, NULL, NULL, &layer));
     OK(dcl_layer_get_output(layer, 0, &y));
     OK(dcl_network_mark_output(network, y, "y"));
     OK(dcl_engine_build(network, &engine));
@@ -227,9 +227,25 @@ static void structures_have_a_size(void) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_initialize(&config.known, &environment));
     config.known.secret = NULL;
     OK(dcl_environment_initialize(&config.known, &environment));
-    uint64_t seed;
-    OK(dcl_environment_get_seed(environment, &seed));
-    CHECK(seed == UINT64_MAX);
+
+    /* Structures that the library fills in: an unknown tail becomes 0. */
+    LARGER(dcl_environment_info_t) info = {DCL_ENVIRONMENT_INFO_INIT, {0}};
+    for (size_t i = 0; i < LENGTH_OF(wrong); i++) {
+        info.known.struct_size = wrong[i];
+        info.known.rank = -7;
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_environment_get_info(environment, &info.known));
+        MESSAGE_HAS("struct_size");
+        CHECK(info.known.struct_size == wrong[i] && info.known.rank == -7);
+    }
+    info.known.struct_size = sizeof info;
+    info.tail[0] = info.tail[63] = 1;
+    OK(dcl_environment_get_info(environment, &info.known));
+    CHECK(info.known.struct_size == sizeof info && info.known.rank == 0 && info.known.seed == UINT64_MAX);
+    CHECK(info.tail[0] == 0 && info.tail[63] == 0);
+    info.known.struct_size = sizeof info.known;
+    info.tail[0] = 1;
+    OK(dcl_environment_get_info(environment, &info.known));
+    CHECK(info.tail[0] == 1);
     OK(dcl_environment_finalize(environment));
 }
 

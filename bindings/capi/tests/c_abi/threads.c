@@ -220,7 +220,7 @@ static void *add_layers(void *argument) {
     }
     for (int i = 0; i < ADDED_BY_EACH; i++) {
         dcl_layer_t *layer = NULL;
-        dcl_status_t status = dcl_network_add_shuffle(one->network, one->x, &layer);
+        dcl_status_t status = dcl_network_add_shuffle(one->network, one->x, NULL, NULL, NULL, &layer);
         if (status == DCL_STATUS_BUSY) {
             CHECK(layer == NULL);
             atomic_fetch_add(&one->nb_busy, 1);
@@ -337,7 +337,7 @@ static void an_engine_is_shared(void) {
     dcl_dims_t dims = vector(1);
     OK(dcl_network_new(&network));
     OK(dcl_network_add_input(network, "x", DCL_DATA_TYPE_INT32, &dims, &x));
-    OK(dcl_network_add_shuffle(network, x, &layer));
+    OK(dcl_network_add_shuffle(network, x, NULL, NULL, NULL, &layer));
     OK(dcl_layer_get_output(layer, 0, &y));
     OK(dcl_network_mark_output(network, y, "y"));
     OK(dcl_engine_build(network, &engine));

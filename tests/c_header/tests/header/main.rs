@@ -15,15 +15,18 @@ use std::path::{Path, PathBuf};
 use source::Source;
 
 /// The header's structures, and their names in Rust.
-const STRUCTURES: [(&str, &str); 9] = [
+const STRUCTURES: [(&str, &str); 12] = [
     ("dcl_dims", "CDims"),
     ("dcl_plugin_tensor", "CPluginTensor"),
     ("dcl_plugin", "CPlugin"),
     ("dcl_plugin_creator", "CPluginCreator"),
     ("dcl_execution_context_options", "CExecutionContextOptions"),
     ("dcl_environment_config", "CEnvironmentConfig"),
+    ("dcl_environment_info", "CEnvironmentInfo"),
     ("dcl_bootstrap_config", "CBootstrapConfig"),
+    ("dcl_communicator_options", "CCommunicatorOptions"),
     ("dcl_message", "CMessage"),
+    ("dcl_dict_tensor", "CDictTensor"),
     ("dcl_broadcast_options", "CBroadcastOptions"),
 ];
 
@@ -38,7 +41,7 @@ const RENAMED: [(&str, &str); 5] = [
 
 /// Numbers that only the C ABI has. Programs in C test what they do. The first three groups are
 /// TensorRT's.
-const NUMBERS: [(&str, i64); 20] = [
+const NUMBERS: [(&str, i64); 21] = [
     ("DCL_TENSOR_IO_MODE_NONE", 0),
     ("DCL_TENSOR_IO_MODE_INPUT", 1),
     ("DCL_TENSOR_IO_MODE_OUTPUT", 2),
@@ -59,6 +62,7 @@ const NUMBERS: [(&str, i64); 20] = [
     ("DCL_ANY_SOURCE", -1),
     ("DCL_DEVICE_HOST", -1),
     ("DCL_DEVICE_UNSET", -2),
+    ("DCL_OPAQUE_TYPE", -1),
 ];
 
 /// The parts of the standard headers that the headers need. With them a libclang without any
