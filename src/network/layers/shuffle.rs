@@ -1,8 +1,9 @@
 //! The Shuffle layer: TensorRT's `IShuffleLayer`.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
-use super::{LayerBody, LayerOp, LayerRun};
+use super::{Attributes, LayerBody, LayerOp, LayerRun};
 use crate::cuda::Kernel;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
@@ -188,6 +189,19 @@ impl LayerOp for Shuffle {
     fn kernels(&self, inputs: &[DataType]) -> Result<Vec<Kernel>> {
         let moves = self.transposes() != [false; 2];
         Ok(Kernel::of_gather(inputs[0].byte_len()).filter(|_| moves).collect())
+    }
+
+    fn attributes(&self) -> Attributes {
+        let (first, reshape, second) = (&self.first_transpose, &self.reshape_dims, &self.second_transpose);
+        let text = [
+            first.as_ref().map(|permutation| format!("transpose {permutation:?}")),
+            reshape.as_ref().map(|dims| format!("reshape {dims:?}")),
+            second.as_ref().map(|permutation| format!("transpose {permutation:?}")),
+        ];
+        Attributes::new(
+            [("first_transpose", json!(first)), ("reshape", json!(reshape)), ("second_transpose", json!(second))],
+            text.into_iter().flatten().collect::<Vec<_>>().join(", "),
+        )
     }
 
     unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
