@@ -2,22 +2,15 @@
 //! process, or the processes of a launcher.
 //!
 //! ```text
-//! torch_primitives --example all_reduce
-//! distcollective launch -n 4 -- torch_primitives --example all_reduce
+//! torch_primitives all_reduce
+//! distcollective launch -n 4 -- torch_primitives all_reduce
 //! ```
 //!
 //! Each rank has the tensor `[rank + 1]`, unless the example says something else.
 
-mod output;
-
-use std::process::ExitCode;
-
-use clap::{Parser, ValueEnum};
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
 use distcollective::{Communicator, Environment, Error, ErrorKind, ReduceOperation, Result};
-
-use crate::output::{fail, print};
 
 /// The number of ranks.
 const RANKS: u32 = 4;
@@ -25,43 +18,17 @@ const RANKS: u32 = 4;
 /// The rank from which or to which data goes, in examples that have one.
 const ROOT: u32 = 0;
 
-/// Runs one of the primitives of torch.distributed's tutorials on four ranks.
-#[derive(Parser)]
-#[command(name = "torch_primitives", version)]
-struct Arguments {
-    /// The primitive
-    #[arg(long, value_enum)]
-    example: Example,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum Example {
-    Broadcast,
-    AllReduce,
-    Reduce,
-    Scatter,
-    Gather,
-    AllGather,
-    Async,
-    SendRecv,
-}
-
-impl Example {
-    /// The part of one rank.
-    fn body(self) -> fn(&Communicator) -> Result<()> {
-        match self {
-            Example::Broadcast => broadcast,
-            Example::AllReduce => all_reduce,
-            Example::Reduce => reduce,
-            Example::Scatter => scatter,
-            Example::Gather => gather,
-            Example::AllGather => all_gather,
-            Example::Async => asynchronous,
-            Example::SendRecv => send_recv,
-        }
-    }
-}
+/// The examples, each the part of one rank.
+const EXAMPLES: [(&str, fn(&Communicator) -> Result<()>); 8] = [
+    ("broadcast", broadcast),
+    ("all_reduce", all_reduce),
+    ("reduce", reduce),
+    ("scatter", scatter),
+    ("gather", gather),
+    ("all_gather", all_gather),
+    ("async", asynchronous),
+    ("send_recv", send_recv),
+];
 
 /// A rank's tensor.
 fn tensor_of(communicator: &Communicator) -> [f32; 1] {
@@ -73,24 +40,24 @@ fn broadcast(communicator: &Communicator) -> Result<()> {
     let rank = communicator.rank();
     let mut tensor = [if rank.0 == ROOT { 1.0f32 } else { 0.0 }];
     communicator.broadcast(&mut tensor, ROOT)?;
-    print(format!("Rank {rank} has data: {:?}\n", tensor[0]));
+    println!("Rank {rank} has data: {:?}", tensor[0]);
     Ok(())
 }
 
 fn all_reduce(communicator: &Communicator) -> Result<()> {
     let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
-    print(format!("Rank {rank} initial tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} initial tensor: {:?}", tensor[0]);
     communicator.all_reduce(&mut tensor, ReduceOperation::Sum)?;
-    print(format!("Rank {rank} final tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} final tensor: {:?}", tensor[0]);
     Ok(())
 }
 
 /// Only the root gets the sum. The others keep their tensor.
 fn reduce(communicator: &Communicator) -> Result<()> {
     let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
-    print(format!("Rank {rank} initial tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} initial tensor: {:?}", tensor[0]);
     communicator.reduce(&mut tensor, ReduceOperation::Sum, ROOT)?;
-    print(format!("Rank {rank} final tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} final tensor: {:?}", tensor[0]);
     Ok(())
 }
 
@@ -101,10 +68,10 @@ fn scatter(communicator: &Communicator) -> Result<()> {
     let mut tensor = [0.0f32];
     let is_root = rank.0 == ROOT;
     if is_root {
-        print(format!("Rank {rank} scatter list: {:?}\n", list.as_flattened()));
+        println!("Rank {rank} scatter list: {:?}", list.as_flattened());
     }
     communicator.scatter_list(is_root.then_some(&list), &mut tensor, ROOT)?;
-    print(format!("Rank {rank} received tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} received tensor: {:?}", tensor[0]);
     Ok(())
 }
 
@@ -114,20 +81,20 @@ fn gather(communicator: &Communicator) -> Result<()> {
     let mut list = vec![[0.0f32]; communicator.world_size() as usize];
     let is_root = rank.0 == ROOT;
     communicator.gather_list(&tensor, is_root.then_some(&mut list), ROOT)?;
-    print(match is_root {
-        true => format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()),
-        false => format!("Rank {rank} sent tensor: {:?}\n", tensor[0]),
-    });
+    match is_root {
+        true => println!("Rank {rank} gathered list: {:?}", list.as_flattened()),
+        false => println!("Rank {rank} sent tensor: {:?}", tensor[0]),
+    }
     Ok(())
 }
 
 /// Every rank gets the list.
 fn all_gather(communicator: &Communicator) -> Result<()> {
     let (rank, tensor) = (communicator.rank(), tensor_of(communicator));
-    print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
+    println!("Rank {rank} sent tensor: {:?}", tensor[0]);
     let mut list = vec![[0.0f32]; communicator.world_size() as usize];
     communicator.all_gather_list(&tensor, &mut list)?;
-    print(format!("Rank {rank} gathered list: {:?}\n", list.as_flattened()));
+    println!("Rank {rank} gathered list: {:?}", list.as_flattened());
     Ok(())
 }
 
@@ -138,7 +105,7 @@ fn asynchronous(communicator: &Communicator) -> Result<()> {
     let work = communicator.collective_async(sum, Operands::in_place(vec![rank.0 as f32]), &communicator.stream()?)?;
     let operands = work.wait()?;
     let sum = operands.output.expect("the work hands the buffer back");
-    print(format!("Rank {rank} async all_reduce result: {:?}\n", sum.as_slice::<f32>()?[0]));
+    println!("Rank {rank} async all_reduce result: {:?}", sum.as_slice::<f32>()?[0]);
     Ok(())
 }
 
@@ -148,32 +115,29 @@ fn send_recv(communicator: &Communicator) -> Result<()> {
     let (rank, mut tensor) = (communicator.rank(), tensor_of(communicator));
     if rank.0 % 2 == 0 {
         communicator.send(&tensor, rank.0 + 1, TAG)?;
-        print(format!("Rank {rank} sent tensor: {:?}\n", tensor[0]));
+        println!("Rank {rank} sent tensor: {:?}", tensor[0]);
     } else {
         communicator.recv(&mut tensor, rank.0 - 1, TAG)?;
-        print(format!("Rank {rank} received tensor: {:?}\n", tensor[0]));
+        println!("Rank {rank} received tensor: {:?}", tensor[0]);
     }
     Ok(())
 }
 
-fn run(example: Example) -> Result<()> {
-    let body = example.body();
+fn main() -> Result<()> {
+    distcollective::log::show_warnings();
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let Some((_, example)) = EXAMPLES.into_iter().find(|(known, _)| *known == name) else {
+        let names = EXAMPLES.map(|(name, _)| name).join(", ");
+        return Err(Error::new(ErrorKind::InvalidArgument, format!("{name:?} is no example; they are {names}")));
+    };
     if Environment::detect_launcher().is_none() {
-        return Communicator::spawn(RANKS, |communicator| body(&communicator)).map(drop);
+        return Communicator::spawn(RANKS, |communicator| example(&communicator)).map(drop);
     }
     let environment = Environment::from_env()?;
     if environment.world_size() != RANKS {
         let text = format!("the examples are for {RANKS} ranks, and there are {}", environment.world_size());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    body(environment.communicator())?;
+    example(environment.communicator())?;
     environment.finalize()
-}
-
-fn main() -> ExitCode {
-    distcollective::log::show_warnings();
-    match run(output::parse::<Arguments>().example) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(error),
-    }
 }

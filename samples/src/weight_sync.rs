@@ -10,27 +10,13 @@
 //! Run it with `cargo run --release --bin weight_sync`, where ranks are threads, or under a
 //! launcher, where each is a process: `distcollective launch -n 3 -- weight_sync`.
 
-mod output;
-
-use std::process::ExitCode;
-
-use clap::Parser;
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{Buffer, Communicator, Environment, Error, ErrorKind, Rank, Result, TensorDict};
-
-use crate::output::{fail, print};
-
-/// Broadcasts the weights of a model that one rank trains to the ranks that serve it.
-#[derive(Parser)]
-#[command(name = "weight_sync", version)]
-struct Arguments {}
 
 /// The consumer and two producers, where no launcher says how many ranks there are.
 const RANKS: u32 = 3;
 
 const STEPS: u32 = 3;
-
-const GROUP: &str = "sync_group";
 
 /// The data: points of the line y = 2 x - 1.
 const INPUTS: [f32; 4] = [-1.0, 0.0, 1.0, 2.0];
@@ -93,7 +79,7 @@ fn run_rank(group: &Communicator) -> Result<()> {
     let mut served = None;
     for step in 1..=STEPS {
         if is_consumer {
-            print(format!("Rank {rank} (consumer) step {step}: loss {:.4} before it\n", model.train()?));
+            println!("Rank {rank} (consumer) step {step}: loss {:.4} before it", model.train()?);
         }
         group.broadcast_tensor_dict(&mut model.weights, &BroadcastOptions::new())?;
         let own = model.predict()?;
@@ -105,37 +91,20 @@ fn run_rank(group: &Communicator) -> Result<()> {
             return Err(Error::new(ErrorKind::Disagreement, text));
         }
         if !is_consumer {
-            print(format!("Rank {rank} (producer) step {step}: serves the new weights, which predict {own:.4?}\n"));
+            println!("Rank {rank} (producer) step {step}: serves the new weights, which predict {own:.4?}");
         }
         served = Some(own);
     }
     Ok(())
 }
 
-/// Runs this process as one rank of a launcher's job.
-fn as_one_rank() -> Result<()> {
-    let environment = Environment::from_env()?;
-    if let Some(group) = environment.new_group(GROUP, 0..environment.world_size())? {
-        run_rank(&group)?;
-    }
-    environment.finalize()
-}
-
-/// Runs the ranks as threads of this process.
-fn as_threads() -> Result<()> {
-    let run = |communicator: Communicator| match communicator.new_group(0..RANKS)? {
-        Some(group) => run_rank(&group),
-        None => Ok(()),
-    };
-    Communicator::spawn(RANKS, run).map(drop)
-}
-
-fn main() -> ExitCode {
+fn main() -> Result<()> {
     distcollective::log::show_warnings();
-    let Arguments {} = output::parse();
-    let result = if Environment::detect_launcher().is_some() { as_one_rank() } else { as_threads() };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(error),
+    if Environment::detect_launcher().is_none() {
+        return Communicator::spawn(RANKS, |communicator| run_rank(&communicator)).map(drop);
     }
+    let environment = Environment::from_env()?;
+    let group = environment.new_group("sync_group", 0..environment.world_size())?;
+    run_rank(&group.expect("every rank is a member"))?;
+    environment.finalize()
 }

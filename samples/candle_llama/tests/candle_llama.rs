@@ -10,7 +10,6 @@ const CANDLE_LLAMA: &str = env!("CARGO_BIN_EXE_candle_llama");
 fn check(command: &mut Command, ranks: u32) -> Vec<String> {
     let text = succeed(command);
     assert_eq!(text.lines().filter(|line| line.ends_with(" PASSED")).count(), 8 * ranks as usize, "{text}");
-    assert!(!text.contains("FAILED"), "{text}");
     let tokens_of = |rank| {
         let lines = text.lines().filter_map(|line| line.split_once(&format!("Rank {rank} - ")));
         lines.map(|(_, line)| line.split(':').next().expect("a token").to_owned()).collect::<Vec<_>>()
@@ -44,10 +43,9 @@ fn one_rank_has_the_same_bits() {
 #[test]
 fn what_it_cannot_do_is_an_error() {
     for (arguments, error) in [
-        (["--backend", "nccl"], "error: --backend nccl: distcollective-candle has no support for CUDA yet"),
         (["--ranks", "3"], "layer \"lm_head\" (column-parallel): out_dim is 256, which is not a multiple of 3 ranks"),
         (["--ranks", "8"], "layer \"model.layers.0.self_attn\": kv_heads is 4, which is not a multiple of 8 ranks"),
-        (["--ranks", "0"], "error: invalid value '0' for '--ranks"),
+        (["--ranks", "0"], "a communicator has at least one rank"),
     ] {
         let (output, text) = run(timed(CANDLE_LLAMA).args(arguments));
         assert!(!output.status.success() && text.contains(error), "{arguments:?}: {text}");
