@@ -19,22 +19,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::comm::most_processes;
 use crate::comm::{self, nccl_library};
 use crate::cuda::helper;
 use crate::cuda::{self, Device, Kernel};
 use crate::error::Result;
 use crate::util::deadline_after;
 pub use crate::util::free_memory::{available_memory, memory_limit};
-
-/// About how many ranks on the host backend can be processes of their own, by the number of files
-/// that a process may have open.
-///
-/// # Errors
-///
-/// The system lacks what processes need to share memory and to meet; containers may forbid it.
-pub fn most_processes() -> Result<u32> {
-    comm::most_processes()
-}
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

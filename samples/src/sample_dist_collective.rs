@@ -1,12 +1,12 @@
-//! The demo, in the manner of TensorRT's sampleDistCollective: for each operation, every rank runs a
-//! network with one DistCollective layer between two transposes, and checks the output.
+//! The demo, in the manner of TensorRT's sampleDistCollective: for each operation, every rank runs
+//! a network with one DistCollective layer between two transposes, and checks the output.
 //!
 //! ```text
 //! input [3, C] -> Shuffle -> [C, 3] -> DistCollective -> Shuffle -> output
 //! ```
 //!
-//! REDUCE and GATHER write on the root only. Their networks end with the collective, and on the other
-//! ranks the output has to stay as it was.
+//! REDUCE and GATHER write on the root only. Their networks end with the collective, and on the
+//! other ranks the output has to stay as it was.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ use distcollective::{Error, ErrorKind, Network, ReduceOperation, Result, Stream}
 #[derive(Parser)]
 #[command(name = "sample_dist_collective", version)]
 struct Arguments {
-    /// all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter; or all
+    /// all_reduce, all_gather, broadcast, reduce, reduce_scatter, all_to_all, gather, scatter, all
     #[arg(long, default_value = "all")]
     op: String,
     /// The number of ranks, each a thread of this process. Under a launcher this process is one
@@ -169,8 +169,8 @@ fn run_engines<T: Element + PartialEq>(
     Ok(all_passed)
 }
 
-/// Element `i` of the collective's input: 0 or 1. Of each sum three summands at most are 1, so it is
-/// exact in every type.
+/// Element `i` of the collective's input: 0 or 1. Of each sum three summands at most are 1, so it
+/// is exact in every type.
 fn value(rank: usize, ranks: usize, i: usize) -> u8 {
     u8::from((rank + i) % ranks <= i % 3)
 }

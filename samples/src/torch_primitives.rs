@@ -18,8 +18,10 @@ const RANKS: u32 = 4;
 /// The rank from which or to which data goes, in examples that have one.
 const ROOT: u32 = 0;
 
-/// The examples, each the part of one rank.
-const EXAMPLES: [(&str, fn(&Communicator) -> Result<()>); 8] = [
+/// What one rank does.
+type Example = fn(&Communicator) -> Result<()>;
+
+const EXAMPLES: [(&str, Example); 8] = [
     ("broadcast", broadcast),
     ("all_reduce", all_reduce),
     ("reduce", reduce),

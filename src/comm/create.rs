@@ -245,7 +245,12 @@ pub(crate) fn reduces_float8(device: &Device) -> bool {
     nccl::reduces_float8(device)
 }
 
-/// See [`most_processes`](crate::system::most_processes).
-pub(crate) fn most_processes() -> Result<u32> {
+/// About how many ranks on the host backend can be processes of their own, by the number of files
+/// that a process may have open.
+///
+/// # Errors
+///
+/// The system lacks what processes need to share memory and to meet; containers may forbid it.
+pub fn most_processes() -> Result<u32> {
     host::most_processes()
 }

@@ -174,8 +174,8 @@ impl CDictTensor {
         if self.address.address().is_null() {
             return Ok(Buffer::zeroed_in(space, data_type, dims)?);
         }
-        // SAFETY: the header requires memory that is long enough, and that nothing else writes while
-        // the tensor exists.
+        // SAFETY: the header requires memory that is long enough, and that nothing else writes
+        // while the tensor exists.
         Ok(unsafe { Buffer::from_raw_borrowed(space, self.address.address().cast(), data_type, dims)? })
     }
 

@@ -115,20 +115,16 @@ impl Communicator {
         operands: RawOperands<'_>,
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
-        let n = self.world_size() as usize;
-        let data_type = data_type.into();
+        let (n, data_type) = (self.world_size() as usize, data_type.into());
         self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let block = block_elements * data_type.carrier_count();
+        let (block, only_moved) = (block_elements * data_type.carrier_count(), data_type.moved());
         let raw = |address, blocks| RawTensor::flat(self.space(), address, data_type.carrier(), blocks * block);
-        let only_moved = data_type.moved();
         let task = match operands {
             RawOperands::Pair { input, output } => {
-                let operation = collective.operation();
-                let input = raw(input.cast_mut(), operation.input_blocks(n));
-                let output = raw(output, operation.output_blocks(n));
+                let input = raw(input.cast_mut(), collective.operation().input_blocks(n));
+                let output = raw(output, collective.operation().output_blocks(n));
                 let request = self.request(collective, [Some(&input), Some(&output)])?;
-                let call = Call { only_moved, ..request.call };
-                RawCollective::checked(self, Request { call, ..request }, stream)?
+                RawCollective::checked(self, Request { call: Call { only_moved, ..request.call }, ..request }, stream)?
             }
             RawOperands::List { one, list } => {
                 let list = list.iter().map(|address| raw(*address, 1)).collect();

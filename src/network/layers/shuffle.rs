@@ -192,16 +192,12 @@ impl LayerOp for Shuffle {
     }
 
     fn attributes(&self) -> Attributes {
-        let (first, reshape, second) = (&self.first_transpose, &self.reshape_dims, &self.second_transpose);
-        let text = [
-            first.as_ref().map(|permutation| format!("transpose {permutation:?}")),
-            reshape.as_ref().map(|dims| format!("reshape {dims:?}")),
-            second.as_ref().map(|permutation| format!("transpose {permutation:?}")),
-        ];
-        Attributes::new(
-            [("first_transpose", json!(first)), ("reshape", json!(reshape)), ("second_transpose", json!(second))],
-            text.into_iter().flatten().collect::<Vec<_>>().join(", "),
-        )
+        let [first, reshape, second] =
+            [json!(self.first_transpose), json!(self.reshape_dims), json!(self.second_transpose)];
+        let steps = [("first_transpose", first), ("reshape", reshape), ("second_transpose", second)];
+        let given = steps.iter().filter(|(_, value)| !value.is_null());
+        let text = given.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ");
+        Attributes::new(steps, text)
     }
 
     unsafe fn run(&self, run: &LayerRun<'_>) -> Result<()> {
