@@ -99,13 +99,14 @@ impl Communicator {
     /// # Errors
     ///
     /// - `InvalidArgument`: the root is not a rank; bool is averaged; a type that is only moved is
-    ///   reduced; a [transport type](Self::with_wire_type) is set that the call does not have; a
-    ///   list is given to an operation that has no list form.
+    ///   reduced; a list is given to an operation that has no list form; a
+    ///   [transport type](Self::with_wire_type) is set, and the operation or the type has none.
     /// - `InvalidBuffer`: the elements are more than memory can hold; an address that this rank
     ///   uses is null or not aligned to the element; the list has not one address for each rank;
     ///   two outputs overlap, or input and output in another way than
     ///   [`InPlace`](crate::collective::InPlace) says. A [`MovedType`](crate::comm::MovedType)
     ///   needs no alignment.
+    /// - `Unsupported`: a transport type is set, and a list is given.
     /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue(
         &self,
