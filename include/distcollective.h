@@ -8,8 +8,8 @@
  *     dcl_environment_get_communicator(environment, &communicator);
  *     dcl_all_reduce(communicator, x, x, 4, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_SUM, NULL, NULL);
  *
- * A call returns 0, DCL_STATUS_SUCCESS, or an error, and writes its outputs only on success. After
- * an error, dcl_last_error_message returns its text to the thread that made the call.
+ * A call returns 0, DCL_STATUS_SUCCESS, or an error, and writes its out parameters only on success.
+ * After an error, dcl_last_error_message returns its text to the thread that made the call.
  *
  * A description ends with a tag, such as [local, shared]. Its first word says how the call waits:
  * - local: for no other rank.

@@ -60,9 +60,9 @@ pub use nccl_id::NcclId;
 ///   [`ExecutionContext::set_communicator`](crate::ExecutionContext::set_communicator). If one
 ///   thread makes the calls of two ranks, the first waits for the second until its deadline.
 /// - **Agreement.** Each call carries its number and its signature: operation, reduction, root,
-///   type, element count. The number counts every collective of this communicator, also those
-///   inside `split`, `allocate` and `set_communicator`. If ranks differ, every rank in the call
-///   gets an [`ErrorKind::Disagreement`] with the calls, and no output is written. A rank that only
+///   type, element count. The number counts the program's collectives and barriers on this
+///   communicator, not those inside `split`, `allocate` and `set_communicator`. If ranks differ,
+///   every rank in the call gets an [`ErrorKind::Disagreement`] with the calls, and no output is written. A rank that only
 ///   gives (the root of `broadcast` and `scatter`, the others in `gather` and `reduce`) may have
 ///   returned by then, and has then written its own output, if it has one. It gets the error from
 ///   its next call on this communicator, which may be a message; [`finalize`](Self::finalize) is

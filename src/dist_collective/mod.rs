@@ -26,7 +26,7 @@ use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
 /// The attributes as bytes.
-const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLLAYER", version: 3, noun: "layer" };
+const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLLAYER", version: 1, noun: "layer" };
 
 /// Name and metadata, which every layer has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

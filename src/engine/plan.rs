@@ -23,7 +23,7 @@ use crate::network::{
 };
 use crate::shape::Dims;
 
-const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 6, noun: "plan" };
+const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 1, noun: "plan" };
 
 #[derive(Serialize, Deserialize)]
 struct PlanBody {

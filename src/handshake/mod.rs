@@ -51,7 +51,7 @@ pub(crate) use rank_0::{Member, PeerGathering};
 use crate::error::{Error, ErrorKind};
 
 /// The protocol and its version: what both ends say first, and what a rendezvous file is of.
-pub(crate) const PROTOCOL: &str = "distcollective handshake 6";
+pub(crate) const PROTOCOL: &str = "distcollective handshake 1";
 
 /// How long a connection may take until its hello has come.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
