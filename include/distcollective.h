@@ -1900,14 +1900,15 @@ typedef struct dcl_dict_tensor {
     const char *type_name;
     int32_t bit_len;
     /* 1 if the kernel ends a process that writes the elements: those of dcl_tensor_dict_map and of
-     * a broadcast with `shared`. dcl_tensor_dict_insert does not read it. */
+     * a broadcast with `shared`. Such a tensor cannot be inserted. */
     int32_t is_read_only;
     /* The address of the first element. With `strides`, of the one with the indices 0. */
     void *address;
     /* NULL, or a number of elements for each dimension, which may be negative or 0. A broadcast
      * replaces such a tensor of a receiver. */
     const int64_t *strides;
-    /* The length of all elements in bytes. dcl_tensor_dict_insert does not read it. */
+    /* The length of all elements in bytes. dcl_tensor_dict_insert reads it only if `address` is
+     * NULL, and then it has to be 0: so what describes a strided tensor does not become zeros. */
     size_t byte_len;
 } dcl_dict_tensor_t;
 #define DCL_DICT_TENSOR_INIT \
@@ -1924,6 +1925,7 @@ dcl_status_t dcl_dict_tensor_init(dcl_dict_tensor_t *tensor, size_t struct_size)
  * the caller writes the memory.
  *
  * Errors: DCL_STATUS_INVALID_BUFFER if the address is misaligned; DCL_STATUS_INVALID_ARGUMENT if
+ * `is_read_only` is not 0, the address is NULL and `byte_len` is not 0 or `strides` not NULL, or
  * elements of DCL_OPAQUE_TYPE have strides or do not fill whole bytes; DCL_STATUS_UNSUPPORTED if
  * there is no such GPU, or elements on a GPU have strides. [local, exclusive] */
 dcl_status_t dcl_tensor_dict_insert(dcl_tensor_dict_t *dict, const char *name,

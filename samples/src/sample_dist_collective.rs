@@ -31,7 +31,7 @@ struct Arguments {
     op: String,
     /// The number of ranks, each a thread of this process. Under a launcher this process is one
     /// rank, and the launcher says how many there are
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     ranks: u32,
     /// The columns of the input. Some operations divide them among the ranks [default: 4; for those
     /// operations the next multiple of the ranks]

@@ -98,7 +98,7 @@ fn names_are_read_in_any_case_and_wrong_ones_are_refused() {
         (["--op", "mean"], "\"mean\" is not a collective operation; they are all_reduce"),
         (["--dtype", "float64"], "data type float64 has no collective; the types are float32"),
         (["--dtype", "fp4"], "data type FP4 has no collective"),
-        (["--ranks", "0"], "a communicator has at least one rank"),
+        (["--ranks", "0"], "0 is not in 1.."),
     ] {
         let output = demo(&arguments);
         let (_, stderr) = text(&output);

@@ -159,6 +159,12 @@ unsafe impl SizedStruct for CDictTensor {
 impl CDictTensor {
     /// The tensor that the caller describes.
     fn make(&self) -> Result<Tensor> {
+        let has_no_address = self.address.address().is_null() && self.byte_len != 0;
+        if self.is_read_only != 0 || has_no_address {
+            let what = if has_no_address { "strided" } else { "read-only" };
+            let message = format!("it describes a {what} tensor; copy the elements by dcl_tensor_dict_read");
+            return Err(CallError::invalid_argument(message));
+        }
         let shape = self.dims.to_shape()?;
         match (self.data_type, self.strides.is_null()) {
             (OPAQUE_TYPE, true) => self.opaque(&shape),

@@ -75,6 +75,8 @@ static void tensors(void) {
     got = tensor_of(dict, "columns");
     CHECK(got.dims.nb_dims == 2 && got.dims.d[0] == 3 && got.dims.d[1] == 2);
     CHECK(got.address == NULL && !got.is_read_only && strcmp(got.type_name, "float32") == 0);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, insert(dict, "copy", got));
+    MESSAGE_HAS("it describes a strided tensor; copy the elements by dcl_tensor_dict_read");
     OK(dcl_tensor_dict_read(dict, "columns", 0, read, sizeof read));
     CHECK(read[0] == 1 && read[1] == 4 && read[2] == 2 && read[5] == 6);
     OK(dcl_tensor_dict_read(dict, "backwards", 0, read, sizeof read));
@@ -148,6 +150,8 @@ static void files(void) {
     CHECK(!x.is_read_only && memcmp(x.address, own, sizeof own) == 0);
     x = tensor_of(mapped, "x");
     CHECK(x.is_read_only && memcmp(x.address, own, sizeof own) == 0);
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_tensor_dict_insert(loaded, "read_only", &x));
+    MESSAGE_HAS("it describes a read-only tensor");
     OK(dcl_tensor_dict_read(mapped, "x", 0, read, sizeof read));
     CHECK(memcmp(read, own, sizeof own) == 0);
     FAILS(DCL_STATUS_INVALID_BUFFER, dcl_tensor_dict_write(mapped, "x", 0, own, 4));
