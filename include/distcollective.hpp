@@ -196,11 +196,11 @@ inline constexpr std::int32_t unset_device = DCL_DEVICE_UNSET;
 inline constexpr std::int32_t any_source = DCL_ANY_SOURCE;
 
 // The C structures with their initial values. The caller owns their strings, and the library reads
-// them during the call only. A DictTensor that get_tensor fills in has the dictionary's type name and
-// address; insert borrows the address. The functions that do the same for other languages have no wrapper
-// here: dcl_execution_context_options_init, dcl_environment_config_init, dcl_bootstrap_config_init,
-// dcl_plugin_init, dcl_plugin_creator_init, dcl_message_init, dcl_dict_tensor_init and
-// dcl_broadcast_options_init.
+// them during the call only. A DictTensor that get_tensor fills in has the dictionary's type name
+// and address; insert borrows the address. The functions that do the same for other languages have
+// no wrapper here: dcl_execution_context_options_init, dcl_environment_config_init,
+// dcl_bootstrap_config_init, dcl_plugin_init, dcl_plugin_creator_init, dcl_message_init,
+// dcl_dict_tensor_init and dcl_broadcast_options_init.
 struct ExecutionContextOptions : dcl_execution_context_options_t {
     ExecutionContextOptions() noexcept : dcl_execution_context_options_t DCL_EXECUTION_CONTEXT_OPTIONS_INIT {}
 };

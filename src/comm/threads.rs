@@ -84,13 +84,10 @@ fn of_panic(panic: &(dyn std::any::Any + Send)) -> Error {
 fn run<T>(communicator: Communicator, body: impl Fn(Communicator) -> Result<T>) -> Result<T, Failure> {
     let (rank, handle) = (communicator.origin_rank(), communicator.clone());
     // A panic leaves nothing behind but the communicator.
-    let (error, is_consequence) = match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
+    let (is_consequence, error) = match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
         Ok(Ok(result)) => return Ok(result),
-        Ok(Err(error)) => {
-            let is_consequence = matches!(error.kind(), ErrorKind::Aborted | ErrorKind::PeerLost);
-            (error, is_consequence)
-        }
-        Err(panic) => (of_panic(panic.as_ref()), false),
+        Ok(Err(error)) => (matches!(error.kind(), ErrorKind::Aborted | ErrorKind::PeerLost), error),
+        Err(panic) => (false, of_panic(panic.as_ref())),
     };
     // On GPUs, peers would wait until their deadline for a rank that only drops its handles.
     handle.abort_with(&error);
