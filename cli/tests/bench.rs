@@ -155,7 +155,8 @@ fn ranks_can_be_processes_and_buffers_the_communicators() {
 #[test]
 fn under_a_launcher_it_is_one_rank_and_rank_0_prints() {
     let under = |arguments: &[&str]| {
-        run(&[&["launch", "-n", "3", "--", DISTCOLLECTIVE, "bench", "--max-bytes", "64"], arguments].concat())
+        let bench = ["launch", "-n", "3", "--", DISTCOLLECTIVE, "bench", "--max-bytes", "64", "--batches", "3"];
+        run(&[&bench[..], arguments].concat())
     };
     let (output, stdout, stderr) = under(&["--op", "all", "--json"]);
     assert!(output.status.success(), "{stdout}{stderr}");
