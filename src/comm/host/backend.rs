@@ -152,14 +152,15 @@ impl EnteredCall<'_> {
         let (backend, deadline) = (self.backend, self.deadline);
         // A communicator that has ended takes no memory.
         backend.own.check()?;
+        // A peer that fails aborts before it drops memory or its connection ends. Its reason is the
+        // better error.
+        let better = |error| backend.domain().check().err().unwrap_or(error);
         if first != backend.own.rank {
             let id = self.gather_numbers(purpose, 0)?[first.index()] as u64;
-            return Ok((id, backend.world.memory.find(id, size.byte_len)?));
+            return Ok((id, backend.world.memory.find(id, size.byte_len).map_err(better)?));
         }
         let keep_going = || backend.check_peers().and_then(|()| check_time(deadline, "allocated"));
-        let allocated = backend.world.memory.allocate(size, users, &keep_going);
-        // A peer that fails aborts before its connection ends. Its reason is the better error.
-        let (id, memory) = allocated.map_err(|error| backend.domain().check().err().unwrap_or(error))?;
+        let (id, memory) = backend.world.memory.allocate(size, users, &keep_going).map_err(better)?;
         self.gather_numbers(purpose, id as i64)?;
         Ok((id, memory))
     }
@@ -216,7 +217,9 @@ impl EnteredCall<'_> {
             // the barrier that follows.
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) };
             // The other ranks may have come to the barrier already, and die there.
-            fill(bytes, &|| backend.check_peers().and_then(|()| check_time(deadline, "written")))?;
+            let keep_going = || backend.check_peers().and_then(|()| check_time(deadline, "written"));
+            // Not every rank has mapped the memory, which an error drops.
+            fill(bytes, &keep_going).map_err(|error| backend.end(error))?;
         }
         Ok(memory)
     }
@@ -292,8 +295,7 @@ impl Backend for HostBackend {
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         let mut call = self.enter_several(deadline)?;
-        let free = FreeMemory::look().map_or(u64::MAX, |free| free.usable());
-        let free = i64::try_from(free).unwrap_or(i64::MAX);
+        let free = FreeMemory::look().map_or(i64::MAX, |free| i64::try_from(free.usable()).unwrap_or(i64::MAX));
         let all = call.gather_numbers(Purpose::ALLOCATE, free)?;
         let block_len = Arena::block_len(byte_len, self.own.segment.len())?;
         // The first rank allocates the block. Every rank checks that rank's figure.
