@@ -218,7 +218,7 @@ impl EnteredCall<'_> {
             let bytes = unsafe { std::slice::from_raw_parts_mut(memory.bytes(0, byte_len), byte_len) };
             // The other ranks may have come to the barrier already, and die there.
             let keep_going = || backend.check_peers().and_then(|()| check_time(deadline, "written"));
-            // Not every rank has mapped the memory, which an error drops.
+            // The communicator ends before an error drops memory that a rank may not have mapped.
             fill(bytes, &keep_going).map_err(|error| backend.end(error))?;
         }
         Ok(memory)

@@ -2,7 +2,7 @@
 //! a number of preemptions. It reports a missing wake-up as a deadlock, and a stage of staging
 //! memory that is written while it is read as an error.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib model`
+//! `RUSTFLAGS="--cfg loom" cargo test --lib model`
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
