@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::asymmetric_fence::AsymmetricFence;
+use super::asymmetric_fence::{AsymmetricFence, FIRST_SLEEP};
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
 use super::slot::word_of;
@@ -136,6 +136,11 @@ impl AbortDomain {
         is_enough
     }
 
+    /// Whether some of the ranks live in other processes.
+    pub(super) fn spans_processes(&self) -> bool {
+        self.local_ranks.len() < self.world_size as usize
+    }
+
     pub(crate) fn world_size(&self) -> u32 {
         self.world_size
     }
@@ -239,7 +244,7 @@ impl AbortDomain {
 
     /// The rare side's fence of such an agreement.
     pub(super) fn heavy_fence(&self) {
-        self.header.fence.heavy();
+        self.header.fence.heavy(self.spans_processes());
     }
 
     /// Wakes those of `ranks` that sleep. The caller has stored what they wait for (invariant 15).
@@ -259,15 +264,21 @@ impl AbortDomain {
 
     /// Lets a rank sleep until it is woken or `timeout` is over; not at all if `must_wake` holds
     /// (invariant 15).
-    pub(super) fn sleep(&self, rank: Rank, timeout: Duration, must_wake: impl FnOnce() -> bool) {
+    pub(super) fn sleep(&self, rank: Rank, timeout: Duration, mut must_wake: impl FnMut() -> bool) {
         let flag = &self.wake_flags[rank.index()];
         flag.sleepers.fetch_add(1, Ordering::Relaxed);
         self.header.sleepers.fetch_add(1, Ordering::Relaxed);
         let wakes = flag.futex.load();
         // Pairs with the fence in `wake`.
         self.heavy_fence();
+        let looks_again = self.spans_processes() && timeout > FIRST_SLEEP && !cfg!(loom);
+        let first = if looks_again { FIRST_SLEEP } else { timeout };
         if !must_wake() {
-            flag.futex.wait(wakes, timeout);
+            flag.futex.wait(wakes, first);
+            // A waker that has not seen this sleeper has stored its condition by now.
+            if looks_again && !must_wake() {
+                flag.futex.wait(wakes, timeout - first);
+            }
         }
         self.header.sleepers.fetch_sub(1, Ordering::Relaxed);
         flag.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -277,6 +288,19 @@ impl AbortDomain {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    /// Between processes a waker may miss a sleeper.
+    #[test]
+    fn a_sleeper_looks_again() {
+        let memory = Arc::new(SharedMemory::for_threads(AbortDomain::byte_len(2)).expect("memory"));
+        let domain = AbortDomain::new(&memory, 2, 0..1);
+        let mut looks = 0;
+        domain.sleep(Rank(0), Duration::from_secs(9), || {
+            looks += 1;
+            looks > 1
+        });
+        assert_eq!(looks, 2);
+    }
 
     /// A peer can write anything into the abort record. That can make this rank fail, and nothing
     /// else.
