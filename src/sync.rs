@@ -30,7 +30,7 @@ use ::std as library;
 pub(crate) use library::{
     hint::spin_loop,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
     thread::yield_now,
     thread_local,
 };

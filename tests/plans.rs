@@ -372,10 +372,10 @@ fn a_number_that_is_too_large_allocates_nothing() {
     let plan = plan_of(chain(300));
     let body = &plan[body_at(&plan)..];
     let (_, peak_if_right, _) = counted(|| Engine::deserialize(&plan).map(drop));
-    // The number of profiles, then the number of tensors.
-    assert_eq!(body[..3], [0, 0xad, 0x02]);
+    // No rank that the network is for, the number of profiles, then the number of tensors.
+    assert_eq!(body[..4], [0, 0, 0xad, 0x02]);
     for count in [vec![0xff, 0x3f], vec![0xff, 0xff, 0xff, 0xff, 0x0f]] {
-        let altered = with_body(&plan, &[&body[..1], &count, &body[3..]].concat());
+        let altered = with_body(&plan, &[&body[..2], &count, &body[4..]].concat());
         let (result, peak, _) = counted(|| Engine::deserialize(&altered).map(drop));
         result.expect_err("there are not so many tensors");
         assert!(peak <= peak_if_right, "{peak} bytes, and {peak_if_right} with the right number");

@@ -62,10 +62,10 @@ pub use nccl_id::NcclId;
 /// - **Agreement.** Each call carries its number and its signature: operation, reduction, root,
 ///   type, element count. The number counts the program's collectives and barriers on this
 ///   communicator, not those inside `split`, `allocate` and `set_communicator`. If ranks differ,
-///   every rank in the call gets an [`ErrorKind::Disagreement`] with the calls, and no output is
-///   written. A rank that only gives (the root of `broadcast` and `scatter`, the others in `gather`
-///   and `reduce`) may have returned by then, and has then written its own output, if it has one.
-///   It gets the error from its next call on this communicator, which may be a message;
+///   every rank gets an [`ErrorKind::Disagreement`] with the calls. A rank that takes elements from
+///   a rank whose call is another gets it from that call, whose output is not written. A rank that
+///   takes none from such a rank may have returned by then, with its output written. It gets the
+///   error from its next call or wait on this communicator, also a message's;
 ///   [`finalize`](Self::finalize) is the last one.
 /// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever
 ///   [`Stream`]s they are issued on. A blocking call runs after work that was issued

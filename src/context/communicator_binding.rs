@@ -15,7 +15,7 @@ use crate::dist_collective::{Needs, PlanAgreement, ResolvedLayer, Role, Roles, a
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, MemorySpace};
-use crate::network::{LayerId, TensorId, TensorSource};
+use crate::network::{LayerId, MadeFor, TensorId, TensorSource};
 use crate::util::log::event;
 use crate::util::{lock, rough_deadline_after, thread_number};
 
@@ -72,7 +72,9 @@ impl CommunicatorBinding {
         // What can fail on this rank alone comes before the agreement, which tells the other ranks.
         let mut layers =
             engine.analysis.schedule.iter().filter_map(|id| engine.analysis.collectives[id.index()].as_ref());
-        let regions = layers.try_for_each(|layer| Roles::check(communicator, layer)).and_then(|()| make_regions());
+        let fit = check_rank(&engine, communicator)
+            .and_then(|()| layers.try_for_each(|layer| Roles::check(communicator, layer)));
+        let regions = fit.and_then(|()| make_regions());
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let needs = Needs {
             region_bytes: engine.memory.communicator_bytes as u64,
@@ -224,6 +226,17 @@ pub(super) struct RegionsGuard<'a> {
 impl Drop for RegionsGuard<'_> {
     fn drop(&mut self) {
         self.runner.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Checks that a network that was made for one rank runs on that rank.
+fn check_rank(engine: &EngineInner, communicator: &Communicator) -> Result<()> {
+    let is = MadeFor { rank: communicator.rank(), world_size: communicator.world_size() };
+    match engine.network.made_for {
+        Some(made_for) if (made_for.rank, made_for.world_size) != (is.rank, is.world_size) => {
+            bail!(InvalidCommunicator, "the network was made for {made_for}, and this is {is}")
+        }
+        _ => Ok(()),
     }
 }
 

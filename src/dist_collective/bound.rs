@@ -205,7 +205,8 @@ impl RunOnShape {
 
 impl DistCollectiveLayer {
     /// Binds the layer to a communicator: checks that it fits, compares it with the other ranks'
-    /// layers and splits off its groups. Collective.
+    /// layers and splits off its groups. Collective, unless the layer is the identity (`nb_rank` is
+    /// 1, without groups).
     ///
     /// # Errors
     ///
@@ -217,19 +218,23 @@ impl DistCollectiveLayer {
             Roles::check(communicator, &layer)?;
             Ok(layer)
         });
-        let deadline = communicator.deadline();
-        let bind = || {
-            let calls = layer.as_ref().map_err(Clone::clone).map(|layer| {
-                let call = PlannedCall::new(layer, data_type, None);
-                if layer.is_identity() { vec![] } else { vec![call] }
-            });
-            let calls = calls.as_deref().map_err(Clone::clone);
-            let number = agree(communicator, calls, "", Needs::default(), deadline)?.number;
-            let layer = layer?;
-            let role = Roles::new(communicator, deadline).role(&layer)?;
+        let bound = |layer, number, role| {
             let (timeout, communicator, runs) = (communicator.timeout(), communicator.clone(), Runs::default());
             let state = Arc::new(BoundState { layer, number, role, data_type, communicator, runs });
-            Ok(BoundLayer { state, timeout })
+            BoundLayer { state, timeout }
+        };
+        if layer.as_ref().map_or(self.nb_rank.is_some() && self.is_identity(), ResolvedLayer::is_identity) {
+            communicator.check()?;
+            return Ok(bound(layer?, NonZeroU16::MIN, Role::Identity));
+        }
+        let deadline = communicator.deadline();
+        let bind = || {
+            let call = layer.as_ref().map_err(Clone::clone).map(|layer| [PlannedCall::new(layer, data_type, None)]);
+            let call = call.as_ref().map(<[_; 1]>::as_slice).map_err(Clone::clone);
+            let number = agree(communicator, call, "", Needs::default(), deadline)?.number;
+            let layer = layer?;
+            let role = Roles::new(communicator, deadline).role(&layer)?;
+            Ok(bound(layer, number, role))
         };
         communicator.in_turn(Extent::Communicator, &"bind", deadline, bind)
     }

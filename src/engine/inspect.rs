@@ -39,6 +39,7 @@ impl Inspection {
         let layers = analysis.schedule.iter().enumerate().map(|(step, id)| self.layer(step, *id));
         json!({
             "fingerprint": fingerprint,
+            "for_rank": network.made_for,
             "io": io,
             "profiles": profiles.collect::<Vec<_>>(),
             "layers": layers.collect::<Vec<_>>(),
@@ -167,7 +168,10 @@ impl Inspection {
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let EngineInner { network, analysis, fingerprint, .. } = &*self.0.inner;
-        writeln!(f, "engine {fingerprint}")?;
+        match network.made_for {
+            Some(made_for) => writeln!(f, "engine {fingerprint}, for {made_for}")?,
+            None => writeln!(f, "engine {fingerprint}")?,
+        }
         writeln!(f, "\ntensors")?;
         self.write_tensors(f)?;
         for profile in 0..network.profile_count {

@@ -18,8 +18,8 @@ use crate::error::{Error, Result, bail, error};
 use crate::framing::StoredFormat;
 use crate::memory::Buffer;
 use crate::network::{
-    ConstantLayer, Layer, LayerBody, LayerId, Network, NetworkInput, PluginLayer, PluginRegistry, Tensor, TensorId,
-    TensorSource,
+    ConstantLayer, Layer, LayerBody, LayerId, MadeFor, Network, NetworkInput, PluginLayer, PluginRegistry, Tensor,
+    TensorId, TensorSource,
 };
 use crate::shape::Dims;
 
@@ -27,6 +27,7 @@ const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 1, no
 
 #[derive(Serialize, Deserialize)]
 struct PlanBody {
+    made_for: Option<MadeFor>,
     profile_count: u32,
     #[serde(deserialize_with = "as_they_come")]
     tensors: Vec<TensorRecord>,
@@ -92,6 +93,7 @@ fn as_they_come<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D)
 /// Writes a network as a plan.
 pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
     let body = PlanBody {
+        made_for: network.made_for,
         profile_count: network.profile_count as u32,
         tensors: network.tensors.iter().map(tensor_record).collect(),
         layers: network.layers.iter().map(layer_record).collect::<Result<_>>()?,
@@ -181,6 +183,7 @@ fn to_network(body: PlanBody, registry: &PluginRegistry) -> Result<Network> {
     for tensor in ids(body.outputs)? {
         network.add_output(tensor).map_err(in_plan)?;
     }
+    network.made_for = body.made_for.map(|made_for| made_for.check().map_err(in_plan)).transpose()?;
     network.profile_count = body.profile_count as usize;
     network.check_profiles().map_err(in_plan)?;
     Ok(network)

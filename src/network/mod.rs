@@ -8,6 +8,7 @@ mod schedule;
 mod types;
 
 use std::collections::HashSet;
+use std::fmt;
 
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
@@ -25,6 +26,7 @@ use crate::dist_collective::Info;
 #[doc(inline)]
 pub use crate::element::ElementWiseOperation;
 use crate::error::{Error, Result, bail, error};
+use crate::rank::Rank;
 use crate::shape::Dims;
 
 /// The description of a network: TensorRT's `INetworkDefinition`.
@@ -55,12 +57,36 @@ pub struct Network {
     pub(crate) inputs: Vec<TensorId>,
     pub(crate) outputs: Vec<TensorId>,
     pub(crate) profile_count: usize,
+    pub(crate) made_for: Option<MadeFor>,
     /// The layer that the caller was given last to change, until the network has looked at it.
     handed_out: Option<LayerId>,
     /// Whether a layer was changed such that the types of tensors may be others.
     types_are_stale: bool,
     /// Names of layers that [`default_name`](Self::default_name) might come upon.
     taken_names: HashSet<String>,
+}
+
+/// The rank that a network was made for, and the number of ranks.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct MadeFor {
+    pub(crate) rank: Rank,
+    pub(crate) world_size: u32,
+}
+
+impl MadeFor {
+    pub(crate) fn check(self) -> Result<Self> {
+        let MadeFor { rank, world_size } = self;
+        match rank.0 < world_size {
+            true => Ok(self),
+            false => bail!(InvalidArgument, "there is no rank {rank} of {world_size}"),
+        }
+    }
+}
+
+impl fmt::Display for MadeFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.world_size)
+    }
 }
 
 /// A tensor of the description.
@@ -93,6 +119,19 @@ impl Network {
     /// A network without tensors.
     pub fn new() -> Self {
         Network::default()
+    }
+
+    /// Says which rank of how many the network is for, because its constants or plugins have that
+    /// rank's weights. [`set_communicator`](crate::ExecutionContext::set_communicator) then refuses
+    /// a communicator on which this process is another rank, or which has another number of ranks.
+    /// Plans keep it. Without this a network is for every rank.
+    ///
+    /// # Errors
+    ///
+    /// There is no such rank.
+    pub fn for_rank(&mut self, rank: impl Into<Rank>, world_size: u32) -> Result<()> {
+        self.made_for = Some(MadeFor { rank: rank.into(), world_size }.check()?);
+        Ok(())
     }
 
     fn add_tensor(&mut self, name: String, data_type: DataType, source: TensorSource) -> TensorId {

@@ -9,6 +9,7 @@ mod conformance;
 mod contexts;
 mod deaths;
 mod determinism;
+mod differing_calls;
 mod eager;
 mod errors;
 mod gloo;

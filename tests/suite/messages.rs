@@ -284,7 +284,8 @@ fn a_sender_has_room_for_as_many_messages_as_is_written_down() {
         }
         let error = soon.send(&[0u8; INLINE_BYTES], 0, 0).expect_err("there is no more");
         let text = "rank 0: send: send of 4040 uint8 to rank 0 with tag 0: rank 0 did not receive the messages before it before \
-                    the deadline; ranks wait for each other: rank 0 sends to rank 0 with tag 0";
+                    the deadline; ranks wait for each other: rank 0 sends to rank 0 with tag 0; give such messages to \
+                    one batch_isend_irecv";
         assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::DeadlineExceeded, text));
     });
 }
@@ -370,7 +371,7 @@ fn a_cycle_is_named_at_the_deadline_although_another_thread_has_ended_its_wait()
             })
         });
         let cycle = "ranks wait for each other: rank 0 sends to rank 1 with tag 4, rank 1 sends to rank 0 with tag 4";
-        assert!(errors.iter().all(|error| error.ends_with(cycle)), "{errors:?}");
+        assert!(errors.iter().all(|error| error.contains(cycle)), "{errors:?}");
     }
 }
 

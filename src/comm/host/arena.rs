@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::memory::{Shareable, SharedMemory};
 use super::protocol::abort_domain::AbortDomain;
@@ -12,15 +12,17 @@ use super::protocol::slot::BufferLocation;
 use crate::error::{Result, bail, error};
 use crate::memory::Lease;
 use crate::rank::{GroupRank, Rank};
-use crate::sync::{AtomicU32, Ordering};
-use crate::util::lock;
+use crate::sync::{Arc as ModeledArc, AtomicU32, Mutex, MutexGuard, Ordering};
 
 /// The blocks that one rank has, of a communicator and of all that it was split from or that were
 /// split from it.
 #[derive(Default)]
 pub(crate) struct Arena {
-    blocks: Mutex<Vec<Arc<SymmetricBlock>>>,
+    blocks: Mutex<Vec<Block>>,
 }
+
+/// A block, which stays mapped as long as any of these (invariant 13).
+pub(super) type Block = ModeledArc<SymmetricBlock>;
 
 /// One block, as one rank has it mapped: a page with the header, then the parts.
 pub(crate) struct SymmetricBlock {
@@ -69,7 +71,7 @@ impl Arena {
         part_bytes: usize,
         memory: Arc<SharedMemory>,
     ) -> SymmetricPart {
-        let block = Arc::new(SymmetricBlock {
+        let block = Block::new(SymmetricBlock {
             id,
             segment: segment.id,
             members: segment.members().into(),
@@ -80,9 +82,10 @@ impl Arena {
             detached: OnceLock::new(),
             is_sliced: AtomicBool::new(false),
         });
-        let mut blocks = lock(&self.blocks);
+        let mut blocks = self.blocks();
         blocks.retain(|block| !block.is_free());
-        blocks.push(Arc::clone(&block));
+        blocks.push(Block::clone(&block));
+        drop(blocks);
         SymmetricPart { arena: Arc::clone(self), block }
     }
 
@@ -95,7 +98,7 @@ impl Arena {
         lineage: &[u64],
         is_written: bool,
     ) -> BufferLocation {
-        let blocks = lock(&self.blocks);
+        let blocks = self.blocks();
         let reachable = blocks.iter().filter(|block| {
             lineage.contains(&block.segment) && !(is_written && block.is_sliced.load(Ordering::Relaxed))
         });
@@ -107,19 +110,33 @@ impl Arena {
         place.unwrap_or(BufferLocation::Unreachable)
     }
 
-    /// The address of bytes in a peer's part of a block (invariant 12).
-    pub(crate) fn address_of(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<*mut u8> {
-        let blocks = lock(&self.blocks);
+    /// Bytes in a peer's part of a block (invariant 12).
+    pub(super) fn bytes_of(&self, peer: Rank, id: u64, offset: usize, byte_len: usize) -> Result<PeerBytes> {
+        let blocks = self.blocks();
         let Some(block) = blocks.iter().find(|block| block.id == id) else {
             bail!(System, "rank {peer} names a block of memory that this rank does not have");
         };
         let place = block.members.iter().position(|member| *member == peer);
         let inside = offset.checked_add(byte_len).is_some_and(|end| end <= block.part_bytes);
         match place.filter(|_| inside) {
-            Some(place) => Ok(block.part(GroupRank(place as u32)).wrapping_add(offset)),
+            Some(place) => {
+                let address = block.part(GroupRank(place as u32)).wrapping_add(offset);
+                Ok(PeerBytes { address, block: Some(Block::clone(block)) })
+            }
             None => Err(error!(System, "rank {peer} names bytes outside its part of a block of memory")),
         }
     }
+
+    fn blocks(&self) -> MutexGuard<'_, Vec<Block>> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a peer, where this rank reaches them. In symmetric memory it keeps the block mapped
+/// (invariant 13); elsewhere the address is valid during an access (invariants 9 and 10).
+pub(super) struct PeerBytes {
+    pub(super) address: *mut u8,
+    pub(super) block: Option<Block>,
 }
 
 impl SymmetricBlock {
@@ -137,10 +154,10 @@ impl SymmetricBlock {
 }
 
 /// One rank's part of a block. Dropping it frees its pages. The block is unmapped when all ranks
-/// have dropped their parts (invariant 13).
+/// have dropped their parts, and no call of this rank uses it (invariant 13).
 pub(crate) struct SymmetricPart {
     arena: Arc<Arena>,
-    block: Arc<SymmetricBlock>,
+    block: Block,
 }
 
 impl Lease for SymmetricPart {
@@ -173,7 +190,7 @@ impl Drop for SymmetricPart {
         }
         block.memory.give_back(block.part(block.own), block.part_bytes);
         block.header().freed.fetch_add(1, Ordering::AcqRel);
-        lock(&self.arena.blocks).retain(|block| !block.is_free());
+        self.arena.blocks().retain(|block| !block.is_free());
     }
 }
 
@@ -241,7 +258,7 @@ mod tests {
         let (inside, entered) = channel();
         let (go_on, stopped) = channel::<()>();
         let copying = std::thread::spawn(move || {
-            let target = peer.arena.address_of(Rank(0), BLOCK, 0, LEN).expect("rank 0's part");
+            let target = peer.arena.bytes_of(Rank(0), BLOCK, 0, LEN).expect("rank 0's part").address;
             let access = peer.segment.begin_access(GroupRank(1), Accessor::Collective).expect("no abort yet");
             inside.send(()).expect("the test listens");
             stopped.recv().expect("the test says when");
@@ -262,10 +279,26 @@ mod tests {
         drop(peer);
     }
 
+    /// Both ranks drop their parts, while another thread of a rank is inside an access.
+    #[test]
+    fn a_block_is_mapped_as_long_as_a_call_uses_it() {
+        let [own, peer] = views();
+        let bytes = own.arena.bytes_of(Rank(1), BLOCK, 0, LEN).expect("rank 1's part");
+        let block = bytes.block.as_ref().map(Block::downgrade).expect("symmetric memory");
+        drop(peer.part);
+        drop(own.part);
+        assert_eq!(own.arena.blocks().len(), 0, "all parts are free");
+        assert!(block.strong_count() > 0, "the block was unmapped during an access");
+        // SAFETY: the part is mapped and as long; nothing else uses it.
+        unsafe { bytes.address.write_bytes(9, LEN) };
+        drop(bytes);
+        assert_eq!(block.strong_count(), 0, "the block stays mapped after the last access");
+    }
+
     #[test]
     fn what_a_peer_says_of_a_block_reaches_only_its_part() {
         let [own, _peer] = views();
-        let reach = |rank, id, offset, len| own.arena.address_of(Rank(rank), id, offset, len);
+        let reach = |rank, id, offset, len| own.arena.bytes_of(Rank(rank), id, offset, len).map(|bytes| bytes.address);
         let part = LEN.next_multiple_of(page());
         let [first, second] = [0, 1].map(|rank| reach(rank, BLOCK, 0, part).expect("a part").addr());
         assert_eq!(second - first, part);

@@ -1,6 +1,6 @@
 //! One rank of a host communicator, and the calls of the `Backend` contract on it.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use super::arena::Arena;
@@ -25,16 +25,12 @@ use crate::memory::{Address, Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
-use crate::sync::{Ordering, fence};
 use crate::util::free_memory::FreeMemory;
 use crate::util::text::count_of;
 
-/// One rank of a host communicator. On cache lines of its own, because each call writes some of it.
-#[repr(align(128))]
+/// One rank of a host communicator.
 pub(crate) struct HostBackend {
     pub(super) own: OwnRank,
-    /// Locked during a call, so that the rank makes one call at a time (invariant 2).
-    progress: Mutex<CallProgress>,
     pub(super) world: Arc<World>,
     messenger: Arc<Messenger>,
 }
@@ -48,7 +44,7 @@ impl HostBackend {
 
     fn new(own: OwnRank, world: &Arc<World>) -> Self {
         let messenger = Arc::new(Messenger::new(own.clone()));
-        HostBackend { own, progress: Mutex::default(), world: Arc::clone(world), messenger }
+        HostBackend { own, world: Arc::clone(world), messenger }
     }
 
     pub(super) fn domain(&self) -> &AbortDomain {
@@ -68,29 +64,12 @@ impl HostBackend {
         // (invariant 21).
         self.check_process()?;
         // A call that is not made would leave the peers waiting, so this ends the communicator.
-        rank_lock::enter(&self.progress, deadline).map_err(|error| self.end(error))
+        rank_lock::enter(&self.own.lock.progress, deadline).map_err(|error| self.end(error))
     }
 
     /// Begins a call of several collectives.
     fn enter_several(&self, deadline: Instant) -> Result<EnteredCall<'_>> {
         Ok(EnteredCall { backend: self, progress: self.enter(deadline)?, deadline })
-    }
-
-    /// Begins a message. Its peer may be a rank that made another collective than this one, in
-    /// which both only gave, and may never send or receive it. One of the two learns that here.
-    fn enter_messages(&self) -> Result<()> {
-        self.check_process()?;
-        // While another thread of this rank is in a collective, the rank's next call compares.
-        let Ok(mut progress) = self.progress.try_lock() else { return Ok(()) };
-        // The message itself returns the error of a communicator that has ended.
-        if progress.is_agreed() || self.own.check().is_err() {
-            return Ok(());
-        }
-        // Pairs with the same fence of the peer. Both have posted their headers before, so one of
-        // them finds the other's.
-        fence(Ordering::SeqCst);
-        let latest = progress.sequence;
-        progress.compare_until(&self.own.segment, self.own.rank, latest).map_err(|error| self.end(error))
     }
 
     /// Ends the communicator because of this rank's own error.
@@ -108,7 +87,13 @@ impl HostBackend {
     pub(super) unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
         let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_entered(&mut progress, request) }
+        let result = unsafe { self.run_entered(&mut progress, request) };
+        if !progress.is_agreed() {
+            drop(progress);
+            // A thread that waits for a message compares.
+            self.own.wake(self.own.rank);
+        }
+        result
     }
 
     /// Runs one collective of a call that has entered.
@@ -271,13 +256,13 @@ impl Backend for HostBackend {
     }
 
     unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
-        self.enter_messages()?;
+        self.check_process()?;
         // SAFETY: the caller's promise.
         unsafe { self.messenger.run(message, deadline) }
     }
 
     unsafe fn start_messages(&self, messages: Vec<(MessageRequest, OnEnd)>, deadline: Instant) -> Result<()> {
-        self.enter_messages()?;
+        self.check_process()?;
         // SAFETY: the caller's promise.
         unsafe { self.messenger.start(messages, deadline) }
     }
@@ -343,12 +328,13 @@ impl Backend for HostBackend {
     }
 
     fn latest_path(&self) -> Option<TransferPath> {
-        self.progress.try_lock().ok()?.path
+        // A thread that waits for a message has the lock for a moment.
+        (0..100).find_map(|_| self.own.lock.progress.try_lock().ok())?.path
     }
 
     fn awaited(&self) -> Option<Call> {
         // Another thread of this rank that is in a call has the lock.
-        let progress = self.progress.try_lock().ok()?;
+        let progress = self.own.lock.progress.try_lock().ok()?;
         // While this rank makes no call, the header of its next one stays (invariant 4).
         let next = progress.sequence + 1;
         let header = self.own.segment.ranks().find_map(|peer| self.own.segment.slot(peer).call_header(next))?;

@@ -2,17 +2,20 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::arena::Arena;
+use super::arena::{Arena, PeerBytes};
+use super::protocol::call_progress::RankLock;
 use super::protocol::segment::Segment;
 use super::protocol::slot::BufferLocation;
 use crate::error::{Error, Result, bail, error};
 use crate::rank::{GroupRank, Rank};
+use crate::sync::{Ordering, fence};
 
 /// A rank, what it shares with its peers, and where its peers find its buffers.
 #[derive(Clone)]
 pub(super) struct OwnRank {
     pub(super) segment: Arc<Segment>,
     pub(super) rank: GroupRank,
+    pub(super) lock: Arc<RankLock>,
     pub(super) arena: Arc<Arena>,
     /// The ids of this communicator and of those that it was split from. All members have the
     /// symmetric memory of these.
@@ -25,7 +28,7 @@ impl OwnRank {
     /// A rank of a communicator that was split from those with the ids `ancestors`.
     pub(super) fn new(segment: Arc<Segment>, rank: GroupRank, arena: Arc<Arena>, ancestors: &[u64]) -> Self {
         let lineage = std::iter::once(segment.id).chain(ancestors.iter().copied()).collect();
-        OwnRank { segment, rank, arena, lineage, ended: Arc::default() }
+        OwnRank { segment, rank, lock: Arc::default(), arena, lineage, ended: Arc::default() }
     }
 
     /// This rank's number in the first communicator of the domain.
@@ -44,6 +47,41 @@ impl OwnRank {
     pub(super) fn end(&self, error: &Error, reason: &str) -> &Error {
         self.segment.domain.abort(error.kind(), self.member(), reason);
         self.ended.get_or_init(|| error.clone())
+    }
+
+    /// Compares the collectives in which this rank only gave. Its peers may be ranks that only gave
+    /// in another collective, and may never do what this rank waits for. One of them finds the
+    /// difference.
+    ///
+    /// Returns whether another thread is in a collective, or all calls have been compared.
+    ///
+    /// # Errors
+    ///
+    /// The calls differ, which ends the communicator.
+    pub(super) fn compare_calls(&self) -> Result<bool> {
+        // While another thread of this rank is in a collective, that one compares, and wakes the
+        // threads of the rank if it has not compared all. Or another thread waits for a message and
+        // compares; it does so again before it sleeps.
+        let Ok(mut progress) = self.lock.progress.try_lock() else { return Ok(true) };
+        if progress.is_agreed() {
+            return Ok(true);
+        }
+        // Pairs with the same fence of the peer. Both have posted their headers before, so one of
+        // them finds the other's.
+        fence(Ordering::SeqCst);
+        let latest = progress.sequence;
+        let compared = progress.compare_until(&self.segment, self.rank, latest);
+        compared.map_err(|error| self.end(&error, &error.to_string()).clone())?;
+        Ok(progress.is_agreed())
+    }
+
+    /// Compares at the beginning of a message, which may end without a wait.
+    pub(super) fn compare_calls_once(&self) -> Result<()> {
+        if !self.compare_calls()? {
+            // A thread that waits for a message may have found the lock taken.
+            self.wake(self.rank);
+        }
+        Ok(())
     }
 
     /// Tells a peer that there is something in its ring (invariant 24).
@@ -65,23 +103,24 @@ impl OwnRank {
         }
     }
 
-    /// The address of bytes of a peer (invariant 12); `None` if this rank does not reach them.
-    pub(super) fn address_of(
+    /// Bytes of a peer (invariant 12); `None` if this rank does not reach them.
+    pub(super) fn bytes_of(
         &self,
         peer: GroupRank,
         location: BufferLocation,
         byte_len: usize,
-    ) -> Result<Option<*const u8>> {
+    ) -> Result<Option<PeerBytes>> {
         match location {
             BufferLocation::Unreachable => Ok(None),
             BufferLocation::Address(_) if self.segment.spans_processes => {
                 bail!(System, "rank {} gives an address, and is in another process", self.segment.member(peer))
             }
-            BufferLocation::Address(address) => Ok(Some(std::ptr::with_exposed_provenance(address))),
+            BufferLocation::Address(address) => {
+                Ok(Some(PeerBytes { address: std::ptr::with_exposed_provenance_mut(address), block: None }))
+            }
             BufferLocation::List(_) => Err(self.broken(peer)),
             BufferLocation::Block { id, offset } => {
-                let address = self.arena.address_of(self.segment.member(peer), id, offset, byte_len);
-                address.map(|address| Some(address.cast_const()))
+                self.arena.bytes_of(self.segment.member(peer), id, offset, byte_len).map(Some)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What setting a communicator and making an environment find.
 
 use distcollective::{
-    DataType, DistCollective, DistCollectiveLayer, Environment, ErrorKind, Network, Rank, ReduceOperation,
+    DataType, DistCollective, DistCollectiveLayer, Engine, Environment, ErrorKind, Network, Rank, ReduceOperation,
 };
 
 use super::{build_one, typed_network};
@@ -54,6 +54,47 @@ fn setting_a_communicator_on_which_another_rank_refuses() {
              communicator has 2 ranks",
             "rank 1: layer \"sync\" (all_gather): nb_rank is 3, but the communicator has 2 ranks",
         ]
+    );
+}
+
+/// Both ranks have the plan of rank 0, whose plugin has rank 0's weights.
+#[test]
+fn a_network_that_was_made_for_another_rank() {
+    let (mut network, x) = typed_network(DataType::Float32, &[4]);
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x).expect("a layer");
+    network.mark_output(y, "y").expect("an output");
+    let error = network.for_rank(Rank(2), 2).expect_err("ranks count from 0");
+    assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidArgument, "there is no rank 2 of 2"));
+    network.for_rank(Rank(0), 2).expect("a rank");
+    let engine = network.build().expect("an engine");
+    assert!(engine.inspect().to_string().lines().next().is_some_and(|line| line.ends_with(", for rank 0 of 2")));
+    assert_eq!(engine.inspect().to_json()["for_rank"], serde_json::json!({ "rank": 0, "world_size": 2 }));
+    let plan = engine.serialize().expect("a plan");
+    let refused = on_ranks(2, move |communicator| {
+        let engine = Engine::deserialize(&plan).expect("an engine");
+        let mut context = engine.create_execution_context().expect("a context");
+        let error = context.set_communicator(&communicator).expect_err("rank 1 has another number");
+        // Rank 1's own works.
+        let mut own = network.clone();
+        own.for_rank(communicator.rank(), 2).expect("a rank");
+        let mut context = own.build().expect("an engine").create_execution_context().expect("a context");
+        context.set_communicator(&communicator).expect("the right rank");
+        // Rank 0 of a group of one rank is not rank 0 of 2.
+        let alone = communicator.split(Some(communicator.rank().0), 0).expect("a split").expect("a group");
+        let error_alone = engine.create_execution_context().expect("a context").set_communicator(&alone);
+        assert!(
+            error_alone
+                .expect_err("a group of one")
+                .to_string()
+                .contains("made for rank 0 of 2, and this is rank 0 of 1")
+        );
+        (error.kind(), error.to_string())
+    });
+    let text = "the network was made for rank 0 of 2, and this is rank 1 of 2";
+    assert_eq!(
+        refused,
+        [format!("rank 0: the communicator is set on no rank: rank 1 refuses it: {text}"), format!("rank 1: {text}")]
+            .map(|text| (ErrorKind::InvalidCommunicator, text))
     );
 }
 

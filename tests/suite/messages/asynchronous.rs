@@ -153,6 +153,33 @@ fn ranks_that_gave_in_different_calls_learn_of_it_from_a_message() {
     }
 }
 
+/// A receive waits already when its rank and the peer give, in calls that differ. Neither rank
+/// makes another call.
+#[test]
+fn a_message_that_waits_learns_that_ranks_gave_in_different_calls() {
+    for is_blocking in [true, false] {
+        let errors = on_both(2, move |communicator| {
+            let peer = Rank(1 - communicator.rank().0);
+            std::thread::scope(|scope| {
+                let waiting = match is_blocking {
+                    true => Ok(scope.spawn(|| communicator.recv(&mut [0u8], peer, 0).map(drop))),
+                    false => Err(communicator.irecv(vec![0u8], peer, 0).expect("right arguments")),
+                };
+                std::thread::sleep(Duration::from_millis(30));
+                communicator.gather(&[1u8], None::<&mut [u8]>, peer).expect("it only gives");
+                let waited = match waiting {
+                    Ok(thread) => thread.join().expect("no panic"),
+                    Err(work) => work.wait().map(drop).map_err(Error::from),
+                };
+                waited.expect_err("the calls differ")
+            })
+        });
+        for error in errors.iter().flatten() {
+            assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+        }
+    }
+}
+
 #[test]
 fn a_late_message_ends_the_communicator() {
     on_both(2, |communicator| {

@@ -4,15 +4,18 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::error::{Result, bail};
+use crate::sync::Tracked;
 use crate::util::lock;
 
 pub(crate) struct SharedMemory {
     len: usize,
     values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
+    /// Whoever uses the memory reads this, and unmapping writes it.
+    mapped: Arc<Tracked>,
 }
 
 /// As in `shared_memory.rs`.
@@ -24,7 +27,11 @@ pub(crate) unsafe trait Shareable: Default + Send + 'static {}
 
 impl SharedMemory {
     pub(crate) fn for_threads(len: usize) -> Result<Self> {
-        Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default() })
+        Ok(SharedMemory { len, values: Mutex::default(), bytes: Mutex::default(), mapped: Arc::default() })
+    }
+
+    pub(crate) fn mapped(&self) -> Arc<Tracked> {
+        Arc::clone(&self.mapped)
     }
 
     pub(super) fn map(_: &OwnedFd, _: u64, _: usize, _: Option<Box<dyn Send + Sync>>) -> Result<Self> {
@@ -59,5 +66,11 @@ impl SharedMemory {
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> *mut u8 {
         let mut bytes = lock(&self.bytes);
         bytes.entry(offset).or_insert_with(|| vec![0; len.div_ceil(8)].into()).as_mut_ptr().cast()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        self.mapped.write(|| ());
     }
 }

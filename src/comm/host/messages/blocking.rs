@@ -31,6 +31,7 @@ impl Messenger {
     /// other code.
     pub(in crate::comm::host) unsafe fn run(&self, request: &MessageRequest, deadline: Instant) -> Result<Delivery> {
         self.own.check()?;
+        self.own.compare_calls_once()?;
         self.check_receiver(request)?;
         let mut mailbox = self.lock();
         let number = mailbox.add(*request, deadline, None);
@@ -201,7 +202,9 @@ impl BlockingCall<'_> {
                 // cycle.
                 (None, Err(reason)) => reason,
                 (cycle, _) => {
-                    let cycle = cycle.map_or_else(String::new, |cycle| format!("; ranks wait for each other: {cycle}"));
+                    let advice = "give such messages to one batch_isend_irecv";
+                    let cycle = cycle
+                        .map_or_else(String::new, |cycle| format!("; ranks wait for each other: {cycle}; {advice}"));
                     error!(DeadlineExceeded, "{} before the deadline{cycle}", messenger.problem(self.number))
                 }
             },

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::operation::{Incoming, Operation, Stage};
+use crate::comm::host::arena::PeerBytes;
 use crate::comm::host::own_rank::OwnRank;
 use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::doorbell::Rung;
@@ -77,7 +78,7 @@ impl Mailbox {
             Direction::Send(_) => Stage::Queued,
             Direction::Receive(_) => Stage::Posted,
         };
-        self.operations.push(Operation { number: self.latest, request, deadline, stage, on_end });
+        self.operations.push(Operation { number: self.latest, request, deadline, stage, source: None, on_end });
         self.latest
     }
 
@@ -343,15 +344,20 @@ impl Mailbox {
     ) -> Result<()> {
         check_fit(own, &self.operations[index], source, &envelope)?;
         let incoming = Incoming { source, id, byte_len: envelope.byte_len };
-        let from = if source == own.rank {
+        let bytes = if source == own.rank {
             let send = self.index_of(id).map(|send| &self.operations[send]);
             let send = send.filter(|send| send.waits_for(source) && send.request.byte_len() == envelope.byte_len);
-            Some(send.ok_or_else(|| own.broken(source))?.request.address.pointer.cast_const())
+            let address = send.ok_or_else(|| own.broken(source))?.request.address.pointer;
+            Some(PeerBytes { address, block: None })
         } else {
-            own.address_of(source, location, envelope.byte_len)?
+            own.bytes_of(source, location, envelope.byte_len)?
         };
-        self.operations[index].stage = match from {
-            Some(from) => Stage::Copying { incoming, from, copied: 0 },
+        let receive = &mut self.operations[index];
+        receive.stage = match bytes {
+            Some(PeerBytes { address, block }) => {
+                receive.source = block;
+                Stage::Copying { incoming, from: address, copied: 0 }
+            }
             None => Stage::Answering(incoming),
         };
         Ok(())

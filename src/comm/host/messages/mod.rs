@@ -95,7 +95,7 @@ impl Messenger {
         match (has_moved.map_err(|error| self.end(error))?, own_end) {
             (_, Some(delivery)) => Ok(Advance::Ended(delivery)),
             (true, None) => Ok(Advance::Moved),
-            (false, None) => Ok(Advance::Idle),
+            (false, None) => self.own.compare_calls().map(|_| Advance::Idle),
         }
     }
 

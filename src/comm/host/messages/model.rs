@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use crate::comm::backend::Backend;
+use crate::collective::{Call, Collective};
+use crate::comm::backend::{Backend, Request};
 use crate::comm::host::HostBackend;
 use crate::comm::host::protocol::access_guard::Accessor;
 use crate::comm::host::protocol::model::{explore, on_ranks, ranks};
@@ -30,6 +31,15 @@ fn send(rank: &HostBackend, to: u32, tag: u16, bytes: &[u8]) -> Result<Delivery>
 
 fn receive(rank: &HostBackend, from: u32, tag: u16, bytes: &mut [u8]) -> Result<Delivery> {
     message(rank, Direction::Receive(Some(GroupRank(from))), tag, bytes.as_mut_ptr(), bytes.len())
+}
+
+/// Gives a byte to the root of a gather.
+fn gather(rank: &HostBackend, root: u32) -> Result<()> {
+    let call = Call::of_blocks(Collective::Gather { root: GroupRank(root) }, DataType::Uint8, 1);
+    let sides = [Address::host([1u8].as_ptr()), Address::host(std::ptr::null::<u8>())];
+    let request = Request::new(call, sides, Instant::now() + Duration::from_secs(3600));
+    // SAFETY: the input lives during the call, and only the root has an output.
+    unsafe { rank.run_request(&request) }
 }
 
 /// One more than the ring has cells, so that one is replaced.
@@ -108,6 +118,28 @@ fn no_thread_of_a_rank_sleeps_when_its_message_has_come() {
             send(&sender, 0, tag.into(), &[tag]).expect("there is room");
         }
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+}
+
+/// A thread waits for a message when its rank gives, in a call that is another one on the peer.
+#[test]
+fn a_receive_that_waits_learns_that_ranks_gave_in_different_calls() {
+    explore(2, || {
+        let (mut both, _shared) = ranks(2, false);
+        let peer = both.pop().expect("rank 1");
+        let own = Arc::new(both.pop().expect("rank 0"));
+        let receiving = thread::spawn({
+            let own = Arc::clone(&own);
+            move || receive(&own, 1, 0, &mut [0]).expect_err("the calls differ").kind()
+        });
+        // The receive may have ended the communicator before one of the gathers returns.
+        let giving = thread::spawn(move || {
+            let _ = gather(&peer, 0);
+            peer
+        });
+        let _ = gather(&own, 1);
+        assert_eq!(receiving.join().expect("no panic"), ErrorKind::Disagreement);
+        giving.join().expect("no panic");
     });
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::comm::host::arena::Block;
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::rank::GroupRank;
 
@@ -12,6 +13,8 @@ pub(super) struct Operation {
     pub(super) request: MessageRequest,
     pub(super) deadline: Instant,
     pub(super) stage: Stage,
+    /// Keeps what a receive copies from mapped (invariant 13).
+    pub(super) source: Option<Block>,
     /// Absent for a blocking call, whose thread takes the end.
     pub(super) on_end: Option<OnEnd>,
 }

@@ -31,6 +31,7 @@ impl Messenger {
         deadline: Instant,
     ) -> Result<()> {
         self.own.check()?;
+        self.own.compare_calls_once()?;
         messages.iter().try_for_each(|(request, _)| self.check_receiver(request))?;
         let mut mailbox = self.lock();
         self.start_thread(&mut mailbox)?;

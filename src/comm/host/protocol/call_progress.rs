@@ -1,6 +1,8 @@
 //! How far a rank has come in its communicator, and up to which collective it knows that its peers
 //! have made the same calls.
 
+use std::sync::Mutex;
+
 use super::report;
 use super::segment::Segment;
 use super::slot::{CallHeader, HEADER_RING_LEN};
@@ -8,6 +10,14 @@ use crate::collective::{Call, Purpose};
 use crate::comm::transfer_path::TransferPath;
 use crate::error::Result;
 use crate::rank::GroupRank;
+
+/// The rank lock: it is held during a call, so that the rank makes one call at a time (invariant
+/// 2). On cache lines of its own, because each call writes some of it.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct RankLock {
+    pub(in crate::comm::host) progress: Mutex<CallProgress>,
+}
 
 /// How far this rank has come in its communicator.
 #[derive(Default)]

@@ -15,6 +15,7 @@ use super::slot::{CallBody, HEADER_RING_LEN, PAYLOAD_BYTES};
 use crate::collective::{Call, Collective, Purpose, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
 use crate::comm::host::HostBackend;
+use crate::comm::host::arena::Arena;
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::world::World;
 use crate::data_type::DataType;
@@ -280,6 +281,28 @@ fn an_access_ends_before_memory_is_freed() {
         both[0].abort(ErrorKind::Aborted, "no");
         both[0].own.segment.wait_for_accesses(ROOT);
         memory.write(|| ());
+        thread.join().expect("no panic");
+    });
+}
+
+/// One thread of a rank is in a call that uses a peer's part, while another one drops the rank's
+/// own part, which is the last.
+#[test]
+fn a_block_is_mapped_while_a_call_uses_it() {
+    explore(3, || {
+        let (ranks, _world) = ranks(2, false);
+        let len = Arena::block_len(1, 2).expect("a length");
+        let memory = Arc::new(SharedMemory::for_threads(len).expect("memory"));
+        let mapped = memory.mapped();
+        let segment = &ranks[0].own.segment;
+        let [arena, peer]: [Arc<Arena>; 2] = Default::default();
+        let part = arena.add_block(segment, ROOT, 1, 1, Arc::clone(&memory));
+        drop(peer.add_block(segment, GroupRank(1), 1, 1, memory));
+        let thread = thread::spawn(move || drop(part));
+        if let Ok(bytes) = arena.bytes_of(Rank(1), 1, 0, 1) {
+            mapped.read(|| ());
+            drop(bytes);
+        }
         thread.join().expect("no panic");
     });
 }

@@ -4,8 +4,9 @@
 //! its share of every output once. In a long reduce each rank writes its share to the root's
 //! output.
 
-use super::running_call::RunningCall;
+use super::running_call::{ForEachRank, RunningCall};
 use crate::collective::{Collective, ReduceOperation};
+use crate::comm::host::arena::PeerBytes;
 use crate::comm::host::protocol::access_guard::{ACCESS_BYTES, Accessor};
 use crate::comm::host::protocol::slot::{BufferLocation, CallHeader};
 use crate::compute::Stored;
@@ -31,8 +32,8 @@ impl RunningCall<'_> {
             Collective::AllReduce { reduce_op } => self.all_reduce(reduce_op)?,
             Collective::Reduce { reduce_op, root } if shares_reduce => {
                 let (start, byte_len) = self.share();
-                let target = self.peer_address(root, CallHeader::output, start, byte_len)?;
-                self.reduce(reduce_op, start, target, byte_len, &[])?;
+                let target = self.peer_bytes(root, CallHeader::output, start, byte_len)?;
+                self.reduce(reduce_op, start, target.address, byte_len, &[])?;
             }
             _ if !call.writes_output(rank) => {}
             Collective::Reduce { reduce_op, .. } | Collective::ReduceScatter { reduce_op } => {
@@ -68,14 +69,14 @@ impl RunningCall<'_> {
         self.request.output.pointer.wrapping_add(offset)
     }
 
-    /// The address of bytes in one of a peer's buffers (invariant 12).
-    fn peer_address(
+    /// Bytes in one of a peer's buffers (invariant 12).
+    fn peer_bytes(
         &self,
         peer: GroupRank,
         buffer: fn(&CallHeader) -> BufferLocation,
         offset: usize,
         byte_len: usize,
-    ) -> Result<*mut u8> {
+    ) -> Result<PeerBytes> {
         let segment = &*self.own.segment;
         match self.protocol.header(peer).map_or(BufferLocation::Unreachable, buffer) {
             BufferLocation::List(_) if segment.spans_processes => {
@@ -87,14 +88,31 @@ impl RunningCall<'_> {
                 let _access = segment.begin_access(self.own.rank, Accessor::Collective)?;
                 // SAFETY: the peer's list has an address for each rank (invariant 5), and stays
                 // valid while this rank has an access (invariants 9 and 10).
-                Ok(unsafe { own.read() }.pointer)
+                Ok(PeerBytes { address: unsafe { own.read() }.pointer, block: None })
             }
             // The buffer begins with what is before the offset.
-            location => match self.own.address_of(peer, location, offset.saturating_add(byte_len))? {
-                Some(address) => Ok(address.cast_mut().wrapping_add(offset)),
+            location => match self.own.bytes_of(peer, location, offset.saturating_add(byte_len))? {
+                Some(bytes) => Ok(PeerBytes { address: bytes.address.wrapping_add(offset), ..bytes }),
                 None => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
             },
         }
+    }
+
+    /// Gives `work` the addresses of bytes in a buffer of each rank, in rank order.
+    fn with_peer_bytes(
+        &self,
+        buffer: fn(&CallHeader) -> BufferLocation,
+        offset: usize,
+        byte_len: usize,
+        work: impl FnOnce(&mut [*const u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut blocks = ForEachRank::new();
+        let address_of = |peer| {
+            let bytes = self.peer_bytes(peer, buffer, offset, byte_len)?;
+            blocks.extend(bytes.block);
+            Ok(bytes.address.cast_const())
+        };
+        self.with_addresses(address_of, work)
     }
 
     /// Copies `len` bytes from a peer's memory into this rank's output, in one access after the
@@ -122,8 +140,8 @@ impl RunningCall<'_> {
         let n = self.own.segment.len();
         for peer in (0..n).map(|i| GroupRank(((self.own.rank.index() + i) % n) as u32)) {
             if self.takes_from(peer) {
-                let source = self.peer_address(peer, CallHeader::input, offset, block)?;
-                self.copy_in(source, self.output_for(peer), block)?;
+                let source = self.peer_bytes(peer, CallHeader::input, offset, block)?;
+                self.copy_in(source.address, self.output_for(peer), block)?;
             }
         }
         Ok(())
@@ -145,9 +163,7 @@ impl RunningCall<'_> {
         let element = self.request.call.data_type.byte_len();
         let fair = ACCESS_BYTES / (n + copies.len());
         let most = if fair >= LINE { fair / LINE * LINE } else { element };
-        let source_of =
-            |peer| self.peer_address(peer, CallHeader::input, source_start, byte_len).map(<*mut u8>::cast_const);
-        self.with_addresses(source_of, |sources| {
+        self.with_peer_bytes(CallHeader::input, source_start, byte_len, |sources| {
             for start in (0..byte_len).step_by(most) {
                 let part = most.min(byte_len - start);
                 self.protocol.before_moving(part)?;
@@ -180,8 +196,7 @@ impl RunningCall<'_> {
     /// Reduces this rank's share of the elements, and writes it to every output.
     fn all_reduce(&self, reduce_op: ReduceOperation) -> Result<()> {
         let (start, byte_len) = self.share();
-        let output_of = |peer| self.peer_address(peer, CallHeader::output, start, byte_len).map(<*mut u8>::cast_const);
-        self.with_addresses(output_of, |outputs| {
+        self.with_peer_bytes(CallHeader::output, start, byte_len, |outputs| {
             self.reduce(reduce_op, start, self.output_at(start), byte_len, outputs)
         })
     }

@@ -17,7 +17,7 @@ use crate::rank::GroupRank;
 
 /// A list with a value for each rank. It is on the stack, unless there are many ranks.
 /// It is filled where it is, because it is large to move.
-type ForEachRank<T> = SmallVec<[T; 64]>;
+pub(super) type ForEachRank<T> = SmallVec<[T; 64]>;
 
 /// The most bytes that each rank reads in an all_reduce, of which it reduces all. Above, ranks
 /// share the work.
@@ -234,7 +234,7 @@ impl<'a> RunningCall<'a> {
     /// Gives `work` a list with one address for each rank, in rank order.
     pub(super) fn with_addresses(
         &self,
-        address_of: impl Fn(GroupRank) -> Result<*const u8>,
+        mut address_of: impl FnMut(GroupRank) -> Result<*const u8>,
         work: impl FnOnce(&mut [*const u8]) -> Result<()>,
     ) -> Result<()> {
         let mut addresses = ForEachRank::new();
