@@ -403,6 +403,14 @@ dcl_status_t dcl_network_new(dcl_network_t **network);
  * that were built from it stay valid. [local, shared] */
 dcl_status_t dcl_network_free(dcl_network_t *network);
 
+/* Says which rank of how many the network is for, because its constants or plugins have that rank's
+ * weights. dcl_execution_context_set_communicator then refuses a communicator on which this process
+ * is another rank, or which has another number of ranks. Plans keep it. Without this call a network
+ * is for every rank.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if there is no such rank. [local, exclusive] */
+dcl_status_t dcl_network_for_rank(dcl_network_t *network, int32_t rank, int32_t world_size);
+
 /* Adds an input: TensorRT's addInput. An input with a dimension of -1 needs an optimization
  * profile, and dcl_execution_context_set_input_shapes sets the dimension. [local, exclusive] */
 dcl_status_t dcl_network_add_input(dcl_network_t *network, const char *name,
@@ -704,7 +712,7 @@ dcl_status_t dcl_dist_collective_set_partition(dcl_layer_t *layer, const int64_t
 /* The maximum number of a plugin's inputs, and of its outputs. */
 #define DCL_MAX_PLUGIN_TENSORS 16
 
-/* A tensor in one run of a plugin. */
+/* A tensor in one run of a plugin, which gets a pointer to each: later versions may add fields. */
 typedef struct dcl_plugin_tensor {
     /* In the context's memory: the host's, or that of its GPU. Aligned to the element. */
     void *address;
@@ -747,9 +755,9 @@ typedef struct dcl_plugin {
     /* Writes every element of every output. On a GPU it enqueues the kernels on `cuda_stream` and
      * does not wait for them; on the host `cuda_stream` is NULL. An error ends the communicator,
      * and the other ranks get an error that names this layer. */
-    dcl_status_t (*enqueue)(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
-                            const dcl_plugin_tensor_t *outputs, int32_t nb_outputs,
-                            void *cuda_stream);
+    dcl_status_t (*enqueue)(void *user_data, const dcl_plugin_tensor_t *const *inputs,
+                            int32_t nb_inputs, const dcl_plugin_tensor_t *const *outputs,
+                            int32_t nb_outputs, void *cuda_stream);
     /* Copies out the bytes that a plan stores, by (buffer, capacity, length). If it is NULL,
      * dcl_engine_serialize fails. */
     dcl_status_t (*serialize)(void *user_data, void *buffer, size_t capacity, size_t *length);
@@ -1037,8 +1045,9 @@ dcl_status_t dcl_dist_collective_get_output_dims(dcl_layer_t *layer, const dcl_d
                                                  dcl_dims_t *output);
 
 /* Binds a copy of the layer to a communicator, for inputs of one type. The ranks check that the
- * layer fits the communicator, compare their layers, and split off the layer's groups. The caller
- * may then change or free the layer. Free the bound layer with dcl_bound_layer_free.
+ * layer fits the communicator, compare their layers, and split off the layer's groups. No rank
+ * waits for another if the layer is the identity: its nb_rank was set to 1, and it has no groups.
+ * The caller may then change or free the layer. Free the bound layer with dcl_bound_layer_free.
  *
  * Errors: as dcl_execution_context_set_communicator; DCL_STATUS_INVALID_ARGUMENT or
  * DCL_STATUS_INVALID_NETWORK if the attributes do not fit together. [collective, shared] */
@@ -1246,8 +1255,8 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
  * - a wrong argument that a rank finds before it sends or receives anything. The other ranks do not
  *   learn of it; they wait for the right call until their timeout.
  * - errors of which a description says that the communicator still works. Every rank returns them.
- * On the host, a rank that waits for no other rank, such as the root of a broadcast, may return
- * success although the ranks' calls differ. Its next call returns the error, or
+ * On the host, a rank that takes no elements from a rank whose call is another, such as the root of
+ * a broadcast, may return success. Its next call or wait returns the error, or
  * dcl_communicator_finalize does. NCCL does not compare the ranks' calls: if they differ, the ranks
  * wait until their timeout.
  *

@@ -1148,8 +1148,8 @@ class Plugin {
                                          std::int32_t nb_outputs) const = 0;
     virtual Status get_output_shapes(const Dims *inputs, std::int32_t nb_inputs, Dims *outputs,
                                      std::int32_t nb_outputs) const = 0;
-    virtual Status enqueue(const PluginTensor *inputs, std::int32_t nb_inputs, const PluginTensor *outputs,
-                           std::int32_t nb_outputs, void *cuda_stream) const = 0;
+    virtual Status enqueue(const PluginTensor *const *inputs, std::int32_t nb_inputs,
+                           const PluginTensor *const *outputs, std::int32_t nb_outputs, void *cuda_stream) const = 0;
     virtual Status serialize(Bytes &) const { return Status::kUNSUPPORTED; }
 };
 
@@ -1215,8 +1215,9 @@ inline dcl_status_t plugin_shapes(void *plugin, const dcl_dims_t *inputs, std::i
     });
 }
 
-inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *inputs, std::int32_t nb_inputs,
-                                   const PluginTensor *outputs, std::int32_t nb_outputs, void *cuda_stream) noexcept {
+inline dcl_status_t plugin_enqueue(void *plugin, const PluginTensor *const *inputs, std::int32_t nb_inputs,
+                                   const PluginTensor *const *outputs, std::int32_t nb_outputs,
+                                   void *cuda_stream) noexcept {
     return callback([=] {
         return static_cast<const Plugin *>(plugin)->enqueue(inputs, nb_inputs, outputs, nb_outputs, cuda_stream);
     });
@@ -1277,6 +1278,9 @@ class Network : public detail::Owned<detail::Handle<dcl_network_t>, dcl_network_
 
     static Result<Network> create() { return detail::output<dcl_network_t *, Network>(dcl_network_new); }
 
+    Result<void> for_rank(std::int32_t rank, std::int32_t world_size) {
+        return detail::check(dcl_network_for_rank(get(), rank, world_size));
+    }
     Result<Tensor> add_input(const std::string &name, DataType data_type, const Dims &dims) {
         return detail::output<dcl_tensor_t *, Tensor>(dcl_network_add_input, get(), name.c_str(),
                                                       detail::number(data_type), &dims);

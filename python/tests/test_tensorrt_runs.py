@@ -181,6 +181,22 @@ def test_ranks_with_other_plans_get_an_error():
     assert run(2, body) == [("Disagreement", True)] * 2
 
 
+def test_a_network_that_was_made_for_another_rank_is_refused():
+    def body():
+        def of_rank(rank):
+            def describe(network, x):
+                network.for_rank(rank, 2)
+                return all_reduce(network, x)
+
+            return new_engine(describe).create_execution_context()
+
+        with pytest.raises(distcollective.Error, match="rank 1.* made for rank 0 of 2, and this is rank 1 of 2"):
+            of_rank(0).set_communicator(dist.group.WORLD)
+        return of_rank(dist.get_rank()).set_communicator(dist.group.WORLD)
+
+    assert run(2, body) == [True, True]
+
+
 def test_what_is_no_communicator_is_refused():
     context = new_engine(all_reduce).create_execution_context()
     for wrong in [None, 7, np.zeros(1), dist.GroupMember.NON_GROUP_MEMBER]:

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import distcollective
 import distcollective.distributed as dist
+from distcollective.onnxruntime import drop_stored_shapes
 
 ROWS, COLUMNS = 32, 64
 #: How much of the largest element the outputs may differ, because sums are in another order.
@@ -49,7 +50,10 @@ def attention():
 
 
 def shard(whole, sharded, ranks):
-    """Let Polygraphy write the model for so many ranks: each has its rows of the input."""
+    """Let Polygraphy write the model for so many ranks: each has its rows of the input.
+
+    Polygraphy leaves shapes of one device in the model, which the operator refuses.
+    """
     command = [
         sys.executable, Path(sys.executable).with_name("polygraphy"), "multi-device", "shard", whole, "-o", sharded,
         "--one-shot", "--parallelism", "CP", "--gpus", ranks, "--nb-rank", ranks, "--k-idx", 1, "--v-idx", 0,
@@ -58,6 +62,9 @@ def shard(whole, sharded, ranks):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         sys.exit(f"polygraphy failed:\n{done.stdout}")
+    model = onnx.load(sharded)
+    drop_stored_shapes(model)
+    onnx.save(model, sharded)
 
 
 def output_of(path, x, options=None):

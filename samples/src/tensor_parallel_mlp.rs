@@ -82,6 +82,8 @@ fn run_rank(communicator: &Communicator, batches: &[usize]) -> Result<Vec<Array2
     let down = matrix(HIDDEN, MODEL, 2).slice(s![share, ..]).to_owned();
 
     let mut network = Network::new();
+    // It has this rank's weights.
+    network.for_rank(communicator.rank(), communicator.world_size())?;
     let x = network.add_input("x", DataType::Float32, [-1, MODEL as i64])?;
     network.set_optimization_profile(x, [1, MODEL as i64], [8, MODEL as i64], [32, MODEL as i64])?;
     let h = network.add_plugin("mlp.up", Linear { weights: up, activation: Some(gelu) }, &[x])?;

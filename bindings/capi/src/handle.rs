@@ -1,10 +1,14 @@
 //! Handles, and the table of the objects behind them.
 //!
 //! A handle is a number that C sees as a pointer. It consists of an entry's index in the table and
-//! the entry's generation, so the table detects a freed handle although its entry is used again.
+//! the entry's generation, so the table detects a freed handle although its entry is used again. A
+//! process can have several copies of this library: the shared library and the Python package. Each
+//! mixes a random number into its handles, so a handle of another copy is no entry here.
 
 use std::any::Any;
+use std::collections::hash_map::RandomState;
 use std::ffi::c_void;
+use std::hash::{BuildHasher, Hasher};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
@@ -35,6 +39,10 @@ struct Shard {
 /// The table. It has shards so that rank threads of one process do not wait for each other when
 /// they look up their objects.
 static TABLE: LazyLock<[Shard; SHARDS]> = LazyLock::new(Default::default);
+
+/// What this copy of the library mixes into handles. The lowest bit of a generation is always set,
+/// so without that bit this makes no handle NULL.
+static COPY: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish() & !(1 << 32));
 
 const SHARDS: usize = 16;
 
@@ -87,13 +95,13 @@ impl<T: Object> Handle<T> {
         let shard = NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS;
         let key = TABLE[shard].entries.write().unwrap_or_else(PoisonError::into_inner).insert(entry);
         let number = key.data().as_ffi() | (shard as u64) << SHARD_SHIFT;
-        Handle { number: std::ptr::without_provenance_mut(number as usize), object: PhantomData }
+        Handle { number: std::ptr::without_provenance_mut((number ^ *COPY) as usize), object: PhantomData }
     }
 
     /// The shard and the key in it. If the number is not a key, the key is null, and no entry has
     /// that.
     fn locate(self) -> (&'static Shard, DefaultKey) {
-        let number = self.number.addr() as u64;
+        let number = self.number.addr() as u64 ^ *COPY;
         let shard = (number >> SHARD_SHIFT) as usize % SHARDS;
         let number = number & !((SHARDS as u64 - 1) << SHARD_SHIFT);
         let key = DefaultKey::from(KeyData::from_ffi(number));
@@ -135,7 +143,11 @@ impl<T: Object> Handle<T> {
     fn is_nothing(self) -> CallError {
         let what = match self.is_null() {
             true => format!("the {} is NULL", T::TYPE),
-            false => format!("{:p} is not a {}, or it was freed", self.number, T::TYPE),
+            false => format!(
+                "{:p} is not a {}, or it was freed, or another copy of the library made it",
+                self.number,
+                T::TYPE
+            ),
         };
         CallError::new(Status::INVALID_HANDLE, what)
     }

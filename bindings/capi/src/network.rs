@@ -2,7 +2,9 @@
 
 use dcl::network::{LayerId, TensorId};
 
-use super::arguments::{CDims, InPointer, OutPointer, TextPointer, count, data_type, index, operation, reduce_op};
+use super::arguments::{
+    CDims, InPointer, OutPointer, TextPointer, count, data_type, index, operation, positive, reduce_op, unsigned,
+};
 use super::copy_out::{TextBuffer, TextDestination};
 use super::handle::Handle;
 use super::network_objects::{CLayer, CNetwork, CTensor, Children};
@@ -30,6 +32,16 @@ extern "C" fn dcl_network_free(network: Handle<CNetwork>) -> Status {
         let Children { tensors, layers, .. } = std::mem::replace(&mut *lock(&network.children), freed);
         tensors.into_values().try_for_each(Handle::free)?;
         layers.into_values().try_for_each(Handle::free)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_network_for_rank(network: Handle<CNetwork>, rank: i32, world_size: i32) -> Status {
+    call(|| {
+        let network = network.get()?;
+        let (rank, world_size) = (unsigned("rank", rank)?, positive("world_size", world_size)?);
+        network.network.write()?.for_rank(rank, world_size)?;
+        Ok(())
     })
 }
 

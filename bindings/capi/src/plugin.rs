@@ -41,7 +41,8 @@ impl CPluginTensor {
 
 type OutputDataTypes = extern "C" fn(*mut c_void, *const i32, i32, *mut i32, i32) -> Status;
 type OutputShapes = extern "C" fn(*mut c_void, *const CDims, i32, *mut CDims, i32) -> Status;
-type Enqueue = extern "C" fn(*mut c_void, *const CPluginTensor, i32, *const CPluginTensor, i32, *mut c_void) -> Status;
+type Tensors = *const *const CPluginTensor;
+type Enqueue = extern "C" fn(*mut c_void, Tensors, i32, Tensors, i32, *mut c_void) -> Status;
 type Serialize = extern "C" fn(*mut c_void, *mut c_void, usize, *mut usize) -> Status;
 type Destroy = extern "C" fn(*mut c_void);
 type Create = extern "C" fn(*mut c_void, *const c_void, usize, *mut CPlugin) -> Status;
@@ -244,6 +245,7 @@ impl Plugin for CallbackPlugin {
             nb_outputs += 1;
         }
         let stream = call.cuda_stream().unwrap_or(std::ptr::null_mut());
+        let [inputs, outputs] = [&inputs, &outputs].map(|tensors| tensors.each_ref().map(std::ptr::from_ref));
         call_back("enqueue", || {
             (self.enqueue)(self.user_data, inputs.as_ptr(), nb_inputs, outputs.as_ptr(), nb_outputs, stream)
         })

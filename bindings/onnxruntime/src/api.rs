@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use distcollective::tensor::{MAX_DIMS, Shape};
 use distcollective::{Error, ErrorKind, Result};
 use ort_sys::{
-    OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain, OrtErrorCode, OrtKernelContext, OrtKernelInfo,
-    OrtSessionOptions, OrtStatus, OrtStatusPtr, OrtTensorTypeAndShapeInfo,
+    OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpDomain, OrtErrorCode, OrtKernelContext, OrtKernelInfo, OrtOpAttrType,
+    OrtSessionOptions, OrtShapeInferContext, OrtStatus, OrtStatusPtr, OrtTensorTypeAndShapeInfo,
 };
 
 /// The version of the table: that of ONNX Runtime 1.17, in which operators return statuses and
@@ -153,6 +153,21 @@ impl Api {
         (exists != 0).then(|| self.text(read)).transpose()
     }
 
+    /// Sets a session's config entry.
+    ///
+    /// # Safety
+    ///
+    /// The options exist.
+    pub(crate) unsafe fn set_config_entry(
+        self,
+        options: *mut OrtSessionOptions,
+        key: &CStr,
+        value: &CStr,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise; the texts are copied.
+        unsafe { call!(self, AddSessionConfigEntry, options, key.as_ptr(), value.as_ptr()) }
+    }
+
     /// A node's name.
     ///
     /// # Safety
@@ -228,6 +243,80 @@ impl Api {
             let mut data: *mut c_void = std::ptr::null_mut();
             call!(self, GetTensorMutableData, value.cast_mut(), &mut data)?;
             Ok(Tensor { element_type, shape, data: data.cast() })
+        }
+    }
+
+    /// Reads an attribute, in shape inference. Returns its number of bytes; `None` if it is absent.
+    ///
+    /// # Safety
+    ///
+    /// The context is that of an inference that runs; so for the functions below.
+    pub(crate) unsafe fn inferred_attribute(
+        self,
+        context: *const OrtShapeInferContext,
+        name: &CStr,
+        kind: OrtOpAttrType,
+        room: &mut [i64],
+    ) -> Result<Option<usize>> {
+        let (mut attribute, mut len) = (std::ptr::null(), 0);
+        // SAFETY: the caller's promise; the second call writes at most as many bytes as there are.
+        unsafe {
+            if call!(self, ShapeInferContext_GetAttribute, context, name.as_ptr(), &mut attribute).is_err() {
+                return Ok(None);
+            }
+            call!(self, ReadOpAttr, attribute, kind, room.as_mut_ptr().cast(), size_of_val(room), &mut len)?;
+        }
+        Ok(Some(len))
+    }
+
+    /// The input's type, dimensions and their names. -1 is a dimension that is not known; it may
+    /// have a name.
+    pub(crate) unsafe fn inferred_input(
+        self,
+        context: *const OrtShapeInferContext,
+    ) -> Result<(i32, Vec<i64>, Vec<CString>)> {
+        let (mut info, mut element_type, mut dim_count) = (std::ptr::null_mut(), 0i32, 0);
+        // SAFETY: the caller's promise; ONNX Runtime keeps the information, with the names. The
+        // last two calls write as many values as the one before has said.
+        unsafe {
+            call!(self, ShapeInferContext_GetInputTypeShape, context, 0, &mut info)?;
+            call!(self, GetTensorElementType, info, (&raw mut element_type).cast())?;
+            call!(self, GetDimensionsCount, info, &mut dim_count)?;
+            let (mut dims, mut names) = (vec![0; dim_count], vec![c"".as_ptr(); dim_count]);
+            call!(self, GetDimensions, info, dims.as_mut_ptr(), dim_count)?;
+            call!(self, GetSymbolicDimensions, info, names.as_mut_ptr(), dim_count)?;
+            Ok((element_type, dims, names.into_iter().map(|name| CStr::from_ptr(name).to_owned()).collect()))
+        }
+    }
+
+    /// Sets the output's type and dimensions. Each dimension that is -1 has a name.
+    pub(crate) unsafe fn set_inferred_output(
+        self,
+        context: *const OrtShapeInferContext,
+        element_type: i32,
+        dims: &[i64],
+        names: &[CString],
+    ) -> Result<()> {
+        let mut names: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let mut info = std::ptr::null_mut();
+        // SAFETY: as below.
+        let mut fill = |info| unsafe {
+            // The number may be no enumerator, so it is passed as an integer, which is as long.
+            let set_type = (*self.0).SetTensorElementType as *const ();
+            let set_type: unsafe extern "system" fn(*mut OrtTensorTypeAndShapeInfo, i32) -> OrtStatusPtr =
+                std::mem::transmute(set_type);
+            self.check("SetTensorElementType", set_type(info, element_type))?;
+            call!(self, SetDimensions, info, dims.as_ptr(), dims.len())?;
+            call!(self, SetSymbolicDimensions, info, names.as_mut_ptr(), names.len())?;
+            call!(self, ShapeInferContext_SetOutputTypeShape, context, 0, info)
+        };
+        // SAFETY: the caller's promise; there are as many dimensions and names as the calls say,
+        // which copy them.
+        unsafe {
+            call!(self, CreateTensorTypeAndShapeInfo, &mut info)?;
+            let result = fill(info);
+            ((*self.0).ReleaseTensorTypeAndShapeInfo)(info);
+            result
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use distcollective::dist_collective::BoundLayer;
-use distcollective::{Communicator, DataType, DistCollectiveLayer, Error, ErrorKind, Result, Stream};
+use distcollective::{Communicator, DataType, DistCollectiveLayer, Error, ErrorKind, Groups, Result, Stream};
 use ort_sys::{ONNXTensorElementDataType as ElementType, OrtKernelContext};
 
 use crate::api::{Api, Tensor};
@@ -64,10 +64,15 @@ impl Kernel {
         Ok(())
     }
 
+    /// Whether the node copies its input on every rank, and concerns no other rank.
+    fn is_identity(&self) -> bool {
+        self.layer.nb_rank() == Some(1) && *self.layer.groups() == Groups::All
+    }
+
     /// Makes sure that no other node runs on the communicator at the same time: ranks would run
     /// such nodes in different orders. If one does, the communicator ends, so that no rank waits.
     fn running_alone(&self) -> Result<Option<MutexGuard<'static, ()>>> {
-        if self.layer.nb_rank() == Some(1) {
+        if self.is_identity() {
             // Such nodes need no order.
             return Ok(None);
         }
@@ -107,7 +112,9 @@ impl Kernel {
         match &*bound {
             Some((bound_type, layer)) if *bound_type == data_type => Ok(layer.clone()),
             _ => {
-                self.compare_names()?;
+                if !self.is_identity() {
+                    self.compare_names()?;
+                }
                 let layer = self.layer.bind(&self.communicator, data_type)?;
                 *bound = Some((data_type, layer.clone()));
                 Ok(layer)

@@ -12,6 +12,7 @@
 //! | `operator` | the operator, and how it is registered |
 //! | `node` | a node's attributes, read leniently |
 //! | `kernel` | one node of a session: it is bound at the first run |
+//! | `shapes` | the shapes of outputs, when a model is loaded |
 //! | `session` | which communicator a session has |
 //!
 //! # Communicators
@@ -39,6 +40,7 @@ mod kernel;
 mod node;
 mod operator;
 mod session;
+mod shapes;
 
 pub use operator::register_custom_ops;
 pub use session::{CONFIG_KEY, SessionCommunicator};

@@ -9,7 +9,57 @@ use ort_sys::OrtKernelInfo;
 
 use crate::api::Api;
 
-/// A node of a model.
+/// How ONNX Runtime gives a node's attributes; `None` for one that is absent.
+pub(crate) trait Attributes {
+    fn text(&self, name: &CStr) -> Result<Option<String>>;
+    fn integer(&self, name: &CStr) -> Result<Option<i64>>;
+    fn integers(&self, name: &CStr) -> Result<Option<Vec<i64>>>;
+}
+
+/// The layer that a node describes, for a communicator of `world_size` ranks.
+pub(crate) fn layer_of(node: &impl Attributes, world_size: u32, name: &str) -> Result<DistCollectiveLayer> {
+    let operation = node
+        .text(c"collective_operation")?
+        .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the attribute collective_operation is missing"))?;
+    let operation: CollectiveOperation = operation.parse()?;
+    let reduce_op = match node.text(c"reduce_op")? {
+        Some(reduce_op) if operation.reduces() => Some(reduce_op.parse::<ReduceOperation>()?),
+        None if operation.reduces() => {
+            let text = format!("the attribute reduce_op is missing, and {operation} reduces");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        _ => None,
+    };
+    let root = if operation.has_root() { node.integer(c"root")?.unwrap_or(-1) } else { -1 };
+    let groups = node.integers(c"groups")?.unwrap_or_default();
+    let group_size = node.integer(c"group_size")?.unwrap_or(0);
+    if !groups.is_empty() && group_size != 0 && group_size != groups.len() as i64 {
+        let text = format!("group_size is {group_size}, and groups {groups:?} has {} ranks", groups.len());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let nb_rank = match (node.integer(c"nb_rank")?, group_size) {
+        (Some(nb_rank), 1..) if groups.is_empty() && nb_rank != group_size => {
+            let text = format!(
+                "nb_rank is {nb_rank}, and group_size {group_size}; both are the number of ranks. Polygraphy writes its \
+                 options --nb-rank, whose default is 1, and --gpus: give it --nb-rank {group_size}"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        (Some(nb_rank), _) => nb_rank,
+        (None, _) if !groups.is_empty() => groups.len() as i64,
+        (None, 0) => world_size.into(),
+        (None, group_size) => group_size,
+    };
+    let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &groups)?;
+    let nb_rank = u32::try_from(nb_rank).map_err(|_| {
+        Error::new(ErrorKind::InvalidArgument, format!("nb_rank is {nb_rank}, which is no number of ranks"))
+    })?;
+    layer.set_nb_rank(nb_rank)?;
+    layer.set_name(name);
+    Ok(layer)
+}
+
+/// A node for which a kernel is made.
 pub(crate) struct Node {
     api: Api,
     info: *const OrtKernelInfo,
@@ -27,47 +77,14 @@ impl Node {
     pub(crate) fn layer(&self, world_size: u32) -> Result<DistCollectiveLayer> {
         // SAFETY: the promise of `new`.
         let name = unsafe { self.api.node_name(self.info)? };
-        self.described(world_size, &name).map_err(|error| {
+        layer_of(self, world_size, &name).map_err(|error| {
             // The library's error may have a subject of its own: the operation.
             Error::new(error.kind(), error.to_string()).about(|| format!("node {name:?} (DistCollective)"))
         })
     }
+}
 
-    fn described(&self, world_size: u32, name: &str) -> Result<DistCollectiveLayer> {
-        let operation = self
-            .text(c"collective_operation")?
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the attribute collective_operation is missing"))?;
-        let operation: CollectiveOperation = operation.parse()?;
-        let reduce_op = match self.text(c"reduce_op")? {
-            Some(reduce_op) if operation.reduces() => Some(reduce_op.parse::<ReduceOperation>()?),
-            None if operation.reduces() => {
-                let text = format!("the attribute reduce_op is missing, and {operation} reduces");
-                return Err(Error::new(ErrorKind::InvalidArgument, text));
-            }
-            _ => None,
-        };
-        let root = if operation.has_root() { self.integer(c"root")?.unwrap_or(-1) } else { -1 };
-        let groups = self.integers(c"groups")?.unwrap_or_default();
-        let group_size = self.integer(c"group_size")?.unwrap_or(0);
-        if !groups.is_empty() && group_size != 0 && group_size != groups.len() as i64 {
-            let text = format!("group_size is {group_size}, and groups {groups:?} has {} ranks", groups.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let nb_rank = match (self.integer(c"nb_rank")?, group_size) {
-            (Some(nb_rank), _) => nb_rank,
-            (None, _) if !groups.is_empty() => groups.len() as i64,
-            (None, 0) => world_size.into(),
-            (None, group_size) => group_size,
-        };
-        let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &groups)?;
-        let nb_rank = u32::try_from(nb_rank).map_err(|_| {
-            Error::new(ErrorKind::InvalidArgument, format!("nb_rank is {nb_rank}, which is no number of ranks"))
-        })?;
-        layer.set_nb_rank(nb_rank)?;
-        layer.set_name(name);
-        Ok(layer)
-    }
-
+impl Attributes for Node {
     fn text(&self, name: &CStr) -> Result<Option<String>> {
         // SAFETY: the promise of `new`.
         self.attribute(name, TEXT, unsafe { self.api.text_attribute(self.info, name) })
@@ -89,7 +106,9 @@ impl Node {
             integers => self.attribute(name, INTEGERS, integers),
         }
     }
+}
 
+impl Node {
     /// An attribute that could be read, or none. ONNX Runtime's error does not tell whether an
     /// attribute is absent or of another type.
     fn attribute<T>(&self, name: &CStr, expected: &str, value: Result<T>) -> Result<Option<T>> {

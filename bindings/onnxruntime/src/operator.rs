@@ -2,20 +2,21 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use distcollective::{Error, ErrorKind, Result};
 use ort_sys::{
     ONNXTensorElementDataType, OrtApi, OrtApiBase, OrtCustomOp, OrtCustomOpInputOutputCharacteristic, OrtKernelContext,
-    OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtStatus, OrtStatusPtr,
+    OrtKernelInfo, OrtMemType, OrtSessionOptions, OrtShapeInferContext, OrtStatus, OrtStatusPtr,
 };
 
 use crate::api::{Api, Domain, VERSION};
 use crate::kernel::Kernel;
 use crate::node::Node;
-use crate::session::{CONFIG_KEY_TEXT, communicator_of};
+use crate::session::{CONFIG_KEY_TEXT, communicator_now, communicator_of};
+use crate::shapes;
 
 /// The operator of sessions with one communicator. ONNX Runtime hands a pointer to the first field
 /// to each function.
@@ -39,7 +40,12 @@ unsafe impl Sync for Operator {}
 /// so they are never freed.
 static DOMAINS: Mutex<BTreeMap<(Api, Option<String>), Domain>> = Mutex::new(BTreeMap::new());
 
-/// Adds the operator `DistCollective` to a session's operators. ONNX Runtime calls it for
+/// The session config entry that makes a stored shape that contradicts an inferred one an error of
+/// the session. Without it ONNX Runtime logs a warning, and may use the stored one.
+const STRICT_SHAPES: &CStr = c"session.strict_shape_type_inference";
+
+/// Adds the operator `DistCollective` to a session's operators, and lets the session refuse wrong
+/// stored shapes, unless it says otherwise. ONNX Runtime calls it for
 /// `register_custom_ops_library`.
 ///
 /// # Safety
@@ -58,6 +64,9 @@ pub unsafe extern "C" fn register_custom_ops(
     status_of(api, || {
         // SAFETY: the caller's promise.
         unsafe {
+            if api.config_entry(options, STRICT_SHAPES)?.is_none() {
+                api.set_config_entry(options, STRICT_SHAPES, c"1")?;
+            }
             let session_value = api.config_entry(options, CONFIG_KEY_TEXT)?;
             api.add_domain(options, domain_of(api, session_value)?)
         }
@@ -100,7 +109,7 @@ fn operator(api: Api, session_value: Option<String>) -> &'static Operator {
         GetVariadicOutputHomogeneity: None,
         CreateKernelV2: Some(create_kernel),
         KernelComputeV2: Some(compute),
-        InferOutputShapeFn: None,
+        InferOutputShapeFn: Some(infer_shape),
         GetStartVersion: None,
         GetEndVersion: None,
     };
@@ -165,6 +174,19 @@ unsafe extern "system" fn create_kernel(
         unsafe { *kernel = Box::into_raw(Box::new(new)).cast() };
         Ok(())
     }))
+}
+
+unsafe extern "system" fn infer_shape(op: *const OrtCustomOp, context: *mut OrtShapeInferContext) -> OrtStatusPtr {
+    // SAFETY: `operator` made the operator, which is never freed.
+    let Operator { api, session_value, .. } = unsafe { &*op.cast::<Operator>() };
+    let infer = || {
+        let world_size = communicator_now(session_value.as_deref()).map_or(0, |communicator| communicator.world_size());
+        // SAFETY: ONNX Runtime gives the context of this inference.
+        unsafe { shapes::infer(*api, context, world_size) }
+    };
+    // ONNX Runtime does not look at a status of this function, nor release it.
+    let _ = catch_unwind(AssertUnwindSafe(infer));
+    OrtStatusPtr(std::ptr::null_mut())
 }
 
 unsafe extern "system" fn compute(kernel: *mut c_void, context: *mut OrtKernelContext) -> OrtStatusPtr {

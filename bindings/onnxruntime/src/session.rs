@@ -1,8 +1,10 @@
 //! Which communicator a session has.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
 use std::ffi::CStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use distcollective::{Communicator, Environment, Error, ErrorKind, Result};
 
@@ -16,8 +18,17 @@ pub(crate) const CONFIG_KEY_TEXT: &CStr = c"distcollective.communicator";
 /// The communicators that sessions may have, by number.
 static COMMUNICATORS: Mutex<Table> = Mutex::new(Table { last: 0, entries: BTreeMap::new() });
 
+/// Tells the session values of this copy of the library from those of another one in the process:
+/// the Python package and the shared library have tables of their own.
+static COPY: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+
 /// The environment that a session has initialized. It lives as long as the process.
 static OWN_ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
+
+/// A number that no other copy of the library has.
+pub(crate) fn copy_number() -> u64 {
+    *COPY
+}
 
 struct Table {
     last: u64,
@@ -60,7 +71,7 @@ impl SessionCommunicator {
 
     /// The value of the session config entry [`CONFIG_KEY`].
     pub fn value(&self) -> String {
-        self.number.to_string()
+        format!("{:016x}-{}", *COPY, self.number)
     }
 }
 
@@ -80,15 +91,27 @@ pub(crate) fn communicator_of(value: Option<&str>) -> Result<Communicator> {
     }
 }
 
+/// The same communicator, if it is there already.
+pub(crate) fn communicator_now(value: Option<&str>) -> Option<Communicator> {
+    value.map_or_else(Environment::current_communicator, |value| named(value).ok())
+}
+
 fn named(value: &str) -> Result<Communicator> {
-    let number = value.parse().ok();
-    number.and_then(|number| lock(&COMMUNICATORS).entries.get(&number).cloned()).ok_or_else(|| {
-        let text = format!(
-            "the session config entry {CONFIG_KEY} is {value:?}, which is no communicator's session value, or that \
-             communicator is gone"
-        );
-        Error::new(ErrorKind::InvalidArgument, text)
-    })
+    let parts = value.split_once('-');
+    let parts = parts.and_then(|(copy, number)| Some((u64::from_str_radix(copy, 16).ok()?, number.parse().ok()?)));
+    let problem = match parts {
+        None => "which is no communicator's session value",
+        Some((copy, _)) if copy != *COPY => {
+            "which a communicator of another copy of the library has; register the library that made the communicator: \
+             libdistcollective.so for C and C++, distcollective.onnxruntime_library() in Python"
+        }
+        Some((_, number)) => match lock(&COMMUNICATORS).entries.get(&number) {
+            Some(communicator) => return Ok(communicator.clone()),
+            None => "whose communicator is gone",
+        },
+    };
+    let text = format!("the session config entry {CONFIG_KEY} is {value:?}, {problem}");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 /// The communicator of the process's environment.

@@ -5,6 +5,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 FLOAT, DOUBLE, STRING, BOOL = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.STRING, TensorProto.BOOL
+INT64 = TensorProto.INT64
 
 #: ONNX's element types that the operator takes.
 _TYPES = "FLOAT FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E5M2 INT64 INT32 INT8 UINT8 BOOL".split()
@@ -14,8 +15,8 @@ def element_types():
     return [getattr(TensorProto, name) for name in _TYPES]
 
 
-def _bytes(nodes, inputs, outputs, constants=()):
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, list(constants))
+def _bytes(nodes, inputs, outputs, constants=(), shapes=()):
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, list(constants), value_info=list(shapes))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     return model.SerializeToString()
 
@@ -44,6 +45,18 @@ def plain(operation, element_type, dims=(4, 3), **attributes):
     x = helper.make_tensor_value_info("x", element_type, list(dims))
     y = helper.make_tensor_value_info("y", element_type, None)
     return _bytes([_collective(operation, "x", "y", attributes, "node")], [x], [y])
+
+
+def stored(name=None, dims=(4, 3)):
+    """The shape behind an all_gather and a negation. A shape of one device may be stored."""
+    nodes = [
+        _collective("all_gather", "x", "gathered", {"nb_rank": 2}, "node"),
+        helper.make_node("Neg", ["gathered"], ["negated"]),
+        helper.make_node("Shape", ["negated"], ["y"]),
+    ]
+    x, y = helper.make_tensor_value_info("x", FLOAT, list(dims)), helper.make_tensor_value_info("y", INT64, None)
+    shapes = [helper.make_tensor_value_info(name, FLOAT, [4, 3])] if name else []
+    return _bytes(nodes, [x], [y], shapes=shapes)
 
 
 def branches(count, after=0):

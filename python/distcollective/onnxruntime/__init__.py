@@ -10,7 +10,8 @@ for each rank:
 >>> session = onnxruntime.InferenceSession("sharded.onnx", options)            # doctest: +SKIP
 
 ``python -m distcollective.onnxruntime MODEL OUTPUT`` writes a model without the shapes that are
-stored in it, which are those of one device if they were there before the model was sharded.
+stored in it for inner tensors and outputs, which are those of one device if they were there before
+the model was sharded.
 """
 
 import argparse
@@ -29,15 +30,17 @@ def library() -> str:
 
 
 def drop_stored_shapes(model: Any) -> None:
-    """Remove the shapes of inner tensors from a model of the package onnx."""
+    """Remove the shapes of inner tensors and outputs from a model of the package onnx."""
     del model.graph.value_info[:]
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
 
 
 def main(arguments: Optional[List[str]] = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m distcollective.onnxruntime",
-        description="Write a model without the shapes of inner tensors that are stored in it. "
+        description="Write a model without the shapes of inner tensors and outputs that are stored in it. "
         "Weights in files beside the model stay there if OUTPUT is in the same folder, else OUTPUT has them.",
     )
     parser.add_argument("model", help="the model's file")

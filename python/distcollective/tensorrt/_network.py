@@ -421,6 +421,13 @@ class INetworkDefinition(Guarded):
         kind = LayerType(_core.Layer(self._network, layer).kind())
         return _CLASSES[kind](self._network, layer)
 
+    def for_rank(self, rank: int, world_size: int) -> None:
+        """Say which rank of how many has the network's weights. Another rank cannot set its communicator.
+
+        TensorRT does not have this.
+        """
+        self._network.for_rank(rank, world_size)
+
     def add_input(self, name: str, dtype: DataType, shape: Iterable[int]) -> ITensor:
         """Add an input. A dimension of -1 is dynamic: a profile says between what it lies."""
         return ITensor(self._network, self._network.add_input(name, int(DataType(dtype)), dims_of(shape)))

@@ -67,6 +67,10 @@ impl Network {
         Network { network: distcollective::Network::new() }
     }
 
+    fn for_rank(&mut self, py: Python<'_>, rank: u32, world_size: u32) -> PyResult<()> {
+        checked(py, self.network.for_rank(rank, world_size))
+    }
+
     fn add_input(&mut self, py: Python<'_>, name: &str, data_type: i32, dims: Vec<i64>) -> PyResult<TensorId> {
         let data_type = self::data_type(py, data_type)?;
         checked(py, self.network.add_input(name, data_type, &dims[..])).map(TensorId)

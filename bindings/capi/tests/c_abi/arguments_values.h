@@ -62,8 +62,8 @@ static dcl_status_t same_shapes(void *user_data, const dcl_dims_t *inputs, int32
     return DCL_STATUS_SUCCESS;
 }
 
-static dcl_status_t run_nothing(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
-                                const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
+static dcl_status_t run_nothing(void *user_data, const dcl_plugin_tensor_t *const *inputs, int32_t nb_inputs,
+                                const dcl_plugin_tensor_t *const *outputs, int32_t nb_outputs, void *cuda_stream) {
     (void)user_data, (void)inputs, (void)nb_inputs, (void)outputs, (void)nb_outputs, (void)cuda_stream;
     return DCL_STATUS_SUCCESS;
 }

@@ -239,6 +239,14 @@ static void compare_plans(dcl_communicator_t *communicator, int32_t rank, void *
     OK(dcl_communicator_barrier(communicator));
     OK(dcl_execution_context_free(context));
     OK(dcl_engine_free(engine));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_network_for_rank(network, 2, 2));
+    OK(dcl_network_for_rank(network, 1, 2));
+    OK(dcl_engine_build(network, &engine));
+    OK(dcl_engine_create_execution_context(engine, NULL, &context));
+    FAILS(DCL_STATUS_INVALID_COMMUNICATOR, dcl_execution_context_set_communicator(context, communicator));
+    MESSAGE_HAS("the network was made for rank 1 of 2, and this is rank 0 of 2");
+    OK(dcl_execution_context_free(context));
+    OK(dcl_engine_free(engine));
     OK(dcl_network_free(network));
 }
 

@@ -28,14 +28,15 @@ static dcl_status_t adder_shapes(void *user_data, const dcl_dims_t *inputs, int3
     return adder->shapes;
 }
 
-static dcl_status_t adder_run(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
-                              const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
+static dcl_status_t adder_run(void *user_data, const dcl_plugin_tensor_t *const *inputs, int32_t nb_inputs,
+                              const dcl_plugin_tensor_t *const *outputs, int32_t nb_outputs, void *cuda_stream) {
     struct adder *adder = user_data;
     CHECK(nb_inputs == 1 && nb_outputs == 1 && cuda_stream == NULL);
-    CHECK(inputs[0].data_type == DCL_DATA_TYPE_INT32 && inputs[0].byte_len == (size_t)inputs[0].dims.d[0] * 4);
-    CHECK(outputs[0].byte_len == inputs[0].byte_len && (uintptr_t)outputs[0].address % 4 == 0);
-    for (int64_t i = 0; i < inputs[0].dims.d[0]; i++) {
-        ((int32_t *)outputs[0].address)[i] = ((int32_t *)inputs[0].address)[i] + adder->addend;
+    const dcl_plugin_tensor_t *input = inputs[0], *output = outputs[0];
+    CHECK(input->data_type == DCL_DATA_TYPE_INT32 && input->byte_len == (size_t)input->dims.d[0] * 4);
+    CHECK(output->byte_len == input->byte_len && (uintptr_t)output->address % 4 == 0);
+    for (int64_t i = 0; i < input->dims.d[0]; i++) {
+        ((int32_t *)output->address)[i] = ((int32_t *)input->address)[i] + adder->addend;
     }
     atomic_fetch_add(&adder->nb_runs, 1);
     return adder->run;
@@ -338,8 +339,9 @@ static void a_callback_says_why(void) {
 static dcl_stream_t *own_stream;
 static dcl_work_t *_Atomic own_work;
 
-static dcl_status_t wait_for_itself(void *user_data, const dcl_plugin_tensor_t *inputs, int32_t nb_inputs,
-                                    const dcl_plugin_tensor_t *outputs, int32_t nb_outputs, void *cuda_stream) {
+static dcl_status_t wait_for_itself(void *user_data, const dcl_plugin_tensor_t *const *inputs, int32_t nb_inputs,
+                                    const dcl_plugin_tensor_t *const *outputs, int32_t nb_outputs,
+                                    void *cuda_stream) {
     FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_stream_synchronize(own_stream));
     MESSAGE_HAS("itself");
     while (atomic_load(&own_work) == NULL) {

@@ -7,7 +7,7 @@ use std::path::Path;
 use fake_gpu::{Variant, library_dir};
 use test_support::{has, root, succeed, timed};
 
-use crate::compiler::{Language, Under, library, program, started, under_each_tool};
+use crate::compiler::{Language, Under, folder, library, program, started, under_each_tool};
 
 /// Compiles a program and runs it.
 fn run(source: &Path, language: Language, under: Under, arguments: &[&str]) {
@@ -69,6 +69,31 @@ fn forks_plainly() {
 #[test]
 fn forks_on_gpus_plainly() {
     run_on_gpus(Under::Nothing, &["fork"]);
+}
+
+/// Both ranks of each program of the guide print a line.
+#[test]
+fn the_guides_programs_run() {
+    let guide = fs::read_to_string(root().join("docs/src/c.md")).expect("the guide");
+    let blocks = guide.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'));
+    let (mut whole, mut lines) = (String::new(), Vec::new());
+    for (extension, text) in blocks.filter(|(language, _)| ["c", "cpp"].contains(language)) {
+        whole = if text.contains("int main") {
+            text.to_owned()
+        } else {
+            // It is another function `run` for the program before.
+            let (before, rest) = whole.split_once("/* One rank. */").expect("the function's comment");
+            let (_, main) = rest.split_once("int main").expect("the main function");
+            format!("{before}{text}\nint main{main}")
+        };
+        let source = folder("guide").join(format!("guide{}.{extension}", lines.len()));
+        fs::write(&source, &whole).expect("a file");
+        let language = if extension == "c" { Language::C } else { Language::Cpp };
+        let Some(program) = program(language, &source, Under::Nothing, &[]) else { return };
+        let Some(mut command) = started(&program, Under::Nothing) else { return };
+        lines.push(succeed(&mut command));
+    }
+    assert_eq!(lines, ["2 4 6 8\n2 4 6 8\n", "1 2 1 2\n1 2 1 2\n", "2 4 6 8\n2 4 6 8\n"]);
 }
 
 /// Numbers of ranks that do not divide the samples' least tensors.

@@ -149,7 +149,7 @@ fn attributes_are_read_leniently() {
             (node(&[("group_size", 2), ("nb_rank", 2)], Some(&[])), vec![0, 1]),
             (node(&[("group_size", 2)], None), vec![0, 1]),
             (node(&[("group_size", 1)], None), vec![rank]),
-            (node(&[("nb_rank", 1), ("group_size", 2)], None), vec![rank]),
+            (node(&[("nb_rank", 1)], None), vec![rank]),
             (node(&[], Some(&[1, 0])), vec![1, 0]),
             (node(&[("group_size", 2), ("nb_rank", 2)], Some(&[1, 0])), vec![1, 0]),
             // Rank 0 does not take part.
@@ -162,6 +162,18 @@ fn attributes_are_read_leniently() {
         reduce.integers = vec![("root", 1)];
         // The root's output is written, and the other is zero.
         assert_eq!(gathered(&value, &reduce, 2, 1), Ok(vec![4 * rank]));
+    });
+}
+
+#[test]
+fn the_identity_waits_for_no_rank() {
+    on_ranks(2, |communicator, value| {
+        if communicator.rank().0 == 0 {
+            let node = Node { integers: vec![("nb_rank", 1)], ..Node::new("only here", "all_gather") };
+            assert_eq!(gathered(&value, &node, 7, 1), Ok(vec![7]));
+        }
+        // Rank 1 has made no other call.
+        communicator.barrier().expect("a barrier");
     });
 }
 
@@ -183,16 +195,28 @@ fn attributes_that_make_no_layer_are_errors_of_the_session() {
             (node("all_gather", &[("nb_rank", -1)]), "nb_rank is -1, which is no number of ranks"),
             (node("broadcast", &[]), "it has a root, and root is -1"),
             (groups, "group_size is 3, and groups [0] has 1 ranks"),
+            (
+                node("all_gather", &[("nb_rank", 1), ("group_size", 2)]),
+                "nb_rank is 1, and group_size 2; both are the number of ranks. Polygraphy writes its options --nb-rank, \
+                 whose default is 1, and --gpus: give it --nb-rank 2",
+            ),
             (list, "the attribute nb_rank is a list of integers; it has to be an integer"),
         ] {
             let error = gathered(&value, &node, 1, 1).expect_err(text);
             assert!(error.starts_with("2: node \"node\" (DistCollective): ") && error.contains(text), "{error}");
         }
-        let error = gathered(&Some("x".to_owned()), &Node::new("node", "all_reduce"), 1, 1).expect_err("no number");
-        assert!(
-            error.contains("distcollective.communicator is \"x\", which is no communicator's session value"),
-            "{error}"
-        );
+        let value = value.expect("a value");
+        let (copy, number) = value.split_once('-').expect("two numbers");
+        let other_copy = format!("{:x}-{number}", !u64::from_str_radix(copy, 16).expect("hexadecimal"));
+        for (value, problem) in [
+            ("x".to_owned(), "which is no communicator's session value"),
+            (number.to_owned(), "which is no communicator's session value"),
+            (other_copy, "which a communicator of another copy of the library has; register the library that made"),
+        ] {
+            let text = format!("distcollective.communicator is {value:?}, {problem}");
+            let error = gathered(&Some(value), &Node::new("node", "all_reduce"), 1, 1).expect_err("another");
+            assert!(error.contains(&text), "{error}");
+        }
     });
 }
 
@@ -241,7 +265,7 @@ fn a_session_value_is_that_of_its_communicator_while_it_lives() {
     assert_ne!(values[0], values[1]);
     for value in values {
         let error = Session::new(&Runtime::CURRENT, Some(value), &Node::new("node", "all_reduce")).map(drop);
-        assert!(error.is_err_and(|text| text.contains("or that communicator is gone")));
+        assert!(error.is_err_and(|text| text.contains("whose communicator is gone")));
     }
 }
 
@@ -283,9 +307,9 @@ fn a_call_that_fails_is_an_error_and_everything_is_released() {
             assert!(text.ends_with(" failed: out of luck"), "{text}");
             failures += 1;
         }
-        // To register: 6. Of the node: its name and an attribute, 2 each; integers, 2; the list, 2.
+        // To register: 8. Of the node: its name and an attribute, 2 each; integers, 2; the list, 2.
         // To run: 8.
-        assert_eq!(failures, 22);
+        assert_eq!(failures, 24);
     });
 }
 

@@ -49,6 +49,8 @@ struct Domain {
 #[derive(Default)]
 struct Options {
     entry: Option<String>,
+    /// Whether wrong stored shapes are errors.
+    is_strict: bool,
     domains: Vec<*const Domain>,
 }
 
@@ -128,6 +130,7 @@ impl Session {
         let mut options = Options { entry: value, ..Options::default() };
         // SAFETY: the options exist, and the functions are those of this file.
         result(unsafe { register_custom_ops((&raw mut options).cast(), &raw const runtime.base) })?;
+        assert!(options.is_strict);
         // SAFETY: a domain lives as long as the process.
         let domain = unsafe { &*options.domains[0] };
         assert!(domain.name.is_empty());
@@ -205,6 +208,7 @@ impl Table {
             (&raw mut (*api).AddCustomOpDomain).write(add_domain);
             (&raw mut (*api).HasSessionConfigEntry).write(has_entry);
             (&raw mut (*api).GetSessionConfigEntry).write(entry);
+            (&raw mut (*api).AddSessionConfigEntry).write(set_entry);
             (&raw mut (*api).KernelInfo_GetNodeName).write(node_name);
             (&raw mut (*api).KernelInfoGetAttribute_string).write(text);
             (&raw mut (*api).KernelInfoGetAttribute_int64).write(integer);
@@ -321,9 +325,27 @@ unsafe extern "system" fn has_entry(
     status(|| {
         // SAFETY: the contract.
         unsafe {
-            assert_eq!(CStr::from_ptr(key).to_str(), Ok(CONFIG_KEY));
-            *out = (*options.cast::<Options>()).entry.is_some().into();
+            let options = &*options.cast::<Options>();
+            let has = match CStr::from_ptr(key) {
+                key if key == STRICT => options.is_strict,
+                key => key.to_str() == Ok(CONFIG_KEY) && options.entry.is_some(),
+            };
+            *out = has.into();
         }
+    })
+}
+
+const STRICT: &CStr = c"session.strict_shape_type_inference";
+
+unsafe extern "system" fn set_entry(
+    options: *mut OrtSessionOptions,
+    key: *const c_char,
+    value: *const c_char,
+) -> OrtStatusPtr {
+    // SAFETY: the contract.
+    status(|| unsafe {
+        assert_eq!([key, value].map(|text| CStr::from_ptr(text)), [STRICT, c"1"]);
+        (*options.cast::<Options>()).is_strict = true;
     })
 }
 
