@@ -14,7 +14,7 @@ pub(crate) struct SharedMemory {
     len: usize,
     values: Mutex<BTreeMap<usize, Box<dyn Any + Send>>>,
     bytes: Mutex<BTreeMap<usize, Box<[u64]>>>,
-    /// Whoever uses the memory reads this, and unmapping writes it.
+    /// A test reads this while it uses the memory. The drop unmaps the memory, and writes this.
     mapped: Arc<Tracked>,
 }
 
