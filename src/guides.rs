@@ -20,5 +20,7 @@ guide!(Plugins, "../docs/src/plugins.md");
 guide!(Weights, "../docs/src/weights.md");
 guide!(Gpus, "../docs/src/gpus.md");
 guide!(Errors, "../docs/src/errors.md");
+guide!(Waiting, "../docs/src/waiting.md");
+guide!(Requests, "../docs/src/requests.md");
 guide!(Layers, "../docs/src/layers.md");
 guide!(Settings, "../docs/src/settings.md");

@@ -253,6 +253,11 @@ impl IssueOrder {
         Arc::new(IssueOrder { shared: Arc::new(shared), communicator })
     }
 
+    /// Whether communicators live that were split from this one.
+    pub(crate) fn has_descendants(&self) -> bool {
+        self.shared.lock().ancestors.values().any(|ancestors| ancestors.contains(&self.communicator))
+    }
+
     /// The order of a communicator that is split from this one.
     pub(crate) fn descendant(&self) -> Arc<Self> {
         let mut state = self.shared.lock();

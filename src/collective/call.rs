@@ -1,7 +1,6 @@
 //! The description of one collective, as a backend gets it.
 
 use std::fmt;
-use std::num::NonZeroU16;
 
 use super::geometry::Side;
 use super::{Collective, Determinism, Purpose, WireType};
@@ -27,8 +26,6 @@ pub(crate) struct Call {
     pub(crate) wire_type: Option<WireType>,
     /// The caller's type, if the elements are bytes of a type that only moves.
     pub(crate) only_moved: Option<MovedType>,
-    /// The number of the bound layer that makes the call, if one does.
-    pub(crate) layer: Option<NonZeroU16>,
 }
 
 /// The ranks that give elements to one rank in a call, itself included.
@@ -90,7 +87,6 @@ impl Call {
             determinism: Determinism::Backend,
             wire_type: None,
             only_moved: None,
-            layer: None,
         }
     }
 

@@ -30,7 +30,7 @@ pub(crate) enum PurposeKind {
 /// The names of all purposes. Each rank knows all of them, because a peer may make a call that this
 /// rank never makes. In the name of an announcement, `%` is the lowest byte of its number, and `#`
 /// the rest.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 21] = [
     "collective",
     "barrier",
     "monitored_barrier",
@@ -49,6 +49,9 @@ const NAMES: [&str; 18] = [
     "a run that replays CUDA graph % of context #",
     "run #, in a capture of the caller's",
     "run #, in no capture",
+    "refusal of a run",
+    "request",
+    "end of a request",
 ];
 
 /// The lowest bits of a number are the kind; the others are the place of the name.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::backend_kind::BackendKind;
 use super::message::{Delivery, MessageRequest, OnEnd};
+use super::run_id::CountedRun;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
 use crate::collective::{Call, Collective, Purpose, ReduceOperation, check_buffers};
@@ -49,7 +50,7 @@ pub(crate) type Fill<'a> = dyn FnMut(&mut [u8], &dyn Fn() -> Result<()>) -> Resu
 ///   the same order.
 /// - After an error of a collective method the backend is dead: each further call returns that
 ///   error at once, [`Watch::check`] too, and no peer touches this rank's memory. The same holds
-///   for everything that was split from the same origin.
+///   for everything that was split from the same origin. [`ErrorKind::RunRefused`] ends nothing.
 /// - An error of [`Watch::check`] is cheap to find: waits ask for it often.
 /// - Dropping it waits for no peer, no GPU and no library.
 ///
@@ -216,6 +217,37 @@ pub(crate) trait Backend: Watch + Any {
         None
     }
 
+    /// Tells the ranks of this communicator that this rank leaves out a run, in place of the run's
+    /// first collective, and for what reason. The others get an [`ErrorKind::RunRefused`] from that
+    /// collective, and the communicator goes on. It waits for no rank, except for room for what it
+    /// tells. It does nothing if this rank has begun or refused the run. In a request, this rank
+    /// leaves the request.
+    ///
+    /// Returns `false` if the backend cannot tell that.
+    fn refuse(&self, _run: &CountedRun<'_>, _reason: &str, _deadline: Instant) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Whether a rank has left the request that is open, as far as this rank knows.
+    fn has_left_request(&self) -> bool {
+        false
+    }
+
+    /// Whether this rank has begun a message since it began the latest request.
+    fn has_messages_in_request(&self) -> bool {
+        false
+    }
+
+    /// Ends the request that a call of the purpose `REQUEST` has begun. Without a failure it waits
+    /// for all ranks; with one it tells them, in place of its next call in the request. If a rank
+    /// has failed, the others get an [`ErrorKind::RunRefused`] from their call and from this, and
+    /// the communicator goes on.
+    ///
+    /// Returns `false` if the backend cannot tell that.
+    fn end_request(&self, _failure: Option<&str>, _deadline: Instant) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Makes every rank's calls, now and later, return an error with this reason. Not collective.
     fn abort(&self, kind: ErrorKind, reason: &str);
 }
@@ -231,6 +263,9 @@ pub(crate) struct Control {
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) call: Call,
+    /// A backend that compares calls compares it too. A rank that begins a run with the call waits
+    /// for every rank, of which one may refuse the run.
+    pub(crate) run: Option<&'a CountedRun<'a>>,
     /// What errors are about: `layer "grad_sync" (all_reduce)`.
     pub(crate) label: Option<&'a str>,
     pub(crate) input: Address,
@@ -248,9 +283,9 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A call without a label, list, scratch memory and stream.
+    /// A call outside of runs, without a label, list, scratch memory and stream.
     pub(crate) fn new(call: Call, [input, output]: [Address; 2], deadline: Instant) -> Self {
-        Request { call, label: None, input, output, blocks: None, scratch: None, deadline, stream: None }
+        Request { call, run: None, label: None, input, output, blocks: None, scratch: None, deadline, stream: None }
     }
 
     /// A collective without elements: only the agreement of the ranks is left of it.

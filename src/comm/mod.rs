@@ -15,6 +15,9 @@ pub(crate) mod message;
 pub(crate) mod nccl;
 mod nccl_id;
 pub(crate) mod rank_lock;
+mod refused_run;
+mod requests;
+mod run_id;
 mod signature;
 mod split;
 mod threads;
@@ -49,6 +52,9 @@ pub use create::most_processes;
 pub(crate) use create::{can_share_gpus, nccl_library, reduces_float8, runs_layers};
 pub(crate) use groups::not_a_member;
 pub use nccl_id::NcclId;
+pub(crate) use refused_run::RefusedRun;
+use requests::Requests;
+pub(crate) use run_id::{CountedRun, RunCounter};
 
 /// One rank of a set of ranks that make collective calls together.
 ///
@@ -67,6 +73,13 @@ pub use nccl_id::NcclId;
 ///   takes none from such a rank may have returned by then, with its output written. It gets the
 ///   error from its next call or wait on this communicator, also a message's;
 ///   [`finalize`](Self::finalize) is the last one.
+/// - **Runs.** A run of an [`ExecutionContext`](crate::ExecutionContext) or a
+///   [`BoundLayer`](crate::dist_collective::BoundLayer) has a number, which its collectives carry.
+///   If one rank's arguments are wrong, it
+///   [refuses](crate::ExecutionContext::refuse_run) the run. The other ranks get an
+///   [`ErrorKind::RunRefused`] from the run's first collective, for which every rank waits, and all
+///   go on to the next run. What fails before the library sees a run needs a
+///   [`request`](Self::request).
 /// - **Order.** The calls of one rank run in the order in which the rank makes them, whatever
 ///   [`Stream`]s they are issued on. A blocking call runs after work that was issued
 ///   before it. Clones and handles of `with_timeout` share that order. Calls from several threads
@@ -78,17 +91,18 @@ pub use nccl_id::NcclId;
 ///   a worker stream, because its place would depend on timing. Each communicator has its own
 ///   order. If calls of several communicators share a thread, a stream or a GPU, ranks issue them
 ///   in one common order, as with MPI and NCCL.
-/// - **Bounded.** Every call returns by its deadline, which runs from the moment of issue. The
-///   timeout is 600 s, the environment variable `DCL_TIMEOUT` (in seconds), or
-///   [`with_timeout`](Self::with_timeout). One that overflows the clock means a year.
+/// - **Bounded.** Every call but [`request`](Self::request) returns by its deadline, which runs
+///   from the moment of issue. The timeout is 600 s, the environment variable `DCL_TIMEOUT` (in
+///   seconds), or [`with_timeout`](Self::with_timeout). One that overflows the clock means a year.
 /// - **Interrupts.** The program's [interrupt hook](crate::interrupt) can end a call that waits.
 ///   That is an [`ErrorKind::Interrupted`], an error like the others; ranks that wait for this one
 ///   get an [`ErrorKind::Aborted`] with the reason.
 /// - **Failure.** After an error the outputs are undefined, no peer touches this rank's memory
 ///   again, and the communicator is dead: further calls, and calls on everything split from it,
 ///   return its error at once. An error in a rank's own arguments is reported before anything
-///   happens and leaves the communicator as it was. So do different lists in `new_group`, lengths
-///   in `allocate` and plans in `set_communicator`; every rank gets that error.
+///   happens and leaves the communicator as it was; for a run see above. So do different lists in
+///   `new_group`, lengths in `allocate` and plans in `set_communicator`; every rank gets that
+///   error.
 /// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until
 ///   the deadline. Calls without elements are not compared either. If a peer fails, aborts or dies,
 ///   ranks that wait for it return an error at once if all ranks are on one machine and met through
@@ -120,6 +134,7 @@ pub struct Communicator {
     wire_type: Option<WireType>,
     /// Made at the first use.
     stream: Arc<Mutex<Option<Stream>>>,
+    requests: Arc<Requests>,
 }
 
 /// # The rank and its handle
@@ -162,6 +177,7 @@ impl Communicator {
             determinism: Determinism::Backend,
             wire_type: None,
             stream: Arc::default(),
+            requests: Arc::default(),
         }
     }
 
@@ -449,9 +465,11 @@ impl Communicator {
         self.order.check_process()
     }
 
-    /// Ends the communicator because of this rank's own error.
+    /// Ends the communicator because of this rank's own error. A refused run does not end it.
     pub(crate) fn abort_with(&self, error: &Error) {
-        self.backend.abort(error.kind(), &error.to_string());
+        if error.kind() != ErrorKind::RunRefused {
+            self.backend.abort(error.kind(), &error.to_string());
+        }
     }
 }
 

@@ -1,11 +1,10 @@
 //! What ranks compare of a collective before anything moves, so that different calls are an error:
-//! its signature, two words in memory that ranks share.
-
-use std::num::NonZeroU16;
+//! its signature, three words in memory that ranks share.
 
 use crate::collective::{
     Call, Collective, CollectiveOperation, Determinism, Purpose, PurposeKind, ReduceOperation, WireType,
 };
+use crate::comm::run_id::RunId;
 use crate::moved_type::TransferType;
 use crate::rank::GroupRank;
 
@@ -28,39 +27,46 @@ impl Purpose {
     pub(crate) const NEW_GROUP: Self = Self::new("new_group", PurposeKind::Part);
     pub(crate) const ALLOCATE: Self = Self::new("allocate", PurposeKind::Part);
     pub(crate) const INITIALIZE: Self = Self::new("initialize", PurposeKind::Part);
+    /// Rank 0 says which request is next.
+    pub(crate) const REQUEST: Self = Self::new("request", PurposeKind::Part);
+    pub(crate) const END_OF_REQUEST: Self = Self::new("end of a request", PurposeKind::Part);
+    /// What a rank posts in place of the first collective of a run that it leaves out, or of the
+    /// next call in a request. Its input is the reason, as text.
+    pub(crate) const REFUSAL: Self = Self::new("refusal of a run", PurposeKind::Part);
 }
 
 /// Two numbers below 16 share a byte: the operation and the transport type, and the reduction and
 /// the determinism. This many bits are the first one's.
 const HALF_BITS: u32 = 4;
 
-/// `block_elements` and the layer share a word: this many bits are the elements'. That is enough
-/// for 256 TiB, and a process has less memory.
-const ELEMENT_BITS: u32 = 48;
-
 /// The first and the second number of a byte.
 fn halves(byte: u8) -> [i32; 2] {
     [byte & ((1 << HALF_BITS) - 1), byte >> HALF_BITS].map(i32::from)
 }
 
-impl Call {
-    /// The signature. Two ranks agree if theirs are equal.
-    pub(crate) fn to_words(self) -> [u64; 2] {
-        let Call { purpose, collective, block_elements, determinism, wire_type, layer, .. } = self;
+/// Two words of a [`Call`], and the run that it belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signature(pub(crate) [u64; 3]);
+
+impl Signature {
+    /// `run` is the word of the run; 0 is none.
+    #[inline]
+    pub(crate) fn new(call: Call, run: u64) -> Self {
+        let Call { purpose, collective, block_elements, determinism, wire_type, .. } = call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
         let reduce_op = reduce_op as u8 | (determinism.number() as u8) << HALF_BITS;
         let root = collective.root().map_or(0, |root| root.0);
         let wire_type = wire_type.map_or(WireType::NONE_NUMBER, WireType::number);
         let operation = collective.operation().number() as u8 | (wire_type as u8) << HALF_BITS;
-        let bytes = [purpose.number(), operation, reduce_op, self.transfer_type().number()];
-        let layer = layer.map_or(0, NonZeroU16::get);
-        let call = u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32;
-        [call, block_elements as u64 | u64::from(layer) << ELEMENT_BITS]
+        let bytes = [purpose.number(), operation, reduce_op, call.transfer_type().number()];
+        let first = u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32;
+        Signature([first, block_elements as u64, run])
     }
 
-    /// The call with a signature; `None` for words that no rank of this version wrote.
-    pub(crate) fn from_words(words: [u64; 2]) -> Option<Self> {
-        let [purpose, operation, reduce_op, data_type] = (words[0] as u32).to_le_bytes();
+    /// The call; `None` for words that no rank of this version wrote.
+    pub(crate) fn call(self) -> Option<Call> {
+        let [first, block_elements, _] = self.0;
+        let [purpose, operation, reduce_op, data_type] = (first as u32).to_le_bytes();
         let purpose = Purpose::from_number(purpose)?;
         let [operation, wire_type] = halves(operation);
         let [reduce_op, determinism] = halves(reduce_op);
@@ -70,16 +76,39 @@ impl Call {
         let reduce_op = ReduceOperation::from_number(reduce_op).ok()?;
         let transfer_type = TransferType::from_number(data_type)?;
         let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
-        let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((words[0] >> 32) as u32)))?;
-        let block_elements = usize::try_from(words[1] & ((1 << ELEMENT_BITS) - 1)).ok()?;
-        let layer = NonZeroU16::new((words[1] >> ELEMENT_BITS) as u16);
-        Some(Call { purpose, collective, data_type, block_elements, determinism, wire_type, only_moved, layer })
+        let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((first >> 32) as u32)))?;
+        let block_elements = usize::try_from(block_elements).ok()?;
+        Some(Call { purpose, collective, data_type, block_elements, determinism, wire_type, only_moved })
+    }
+
+    /// The run; `None` for a call outside of runs.
+    pub(crate) fn run(self) -> Option<RunId> {
+        RunId::from_word(self.0[2])
+    }
+
+    /// Whether the rank leaves out a run, or the rest of a request.
+    pub(crate) fn is_refusal(self) -> bool {
+        self.0[0] as u8 == Purpose::REFUSAL.number()
+    }
+
+    /// Whether two ranks go on after these calls: if they are the same, or one rank leaves out what
+    /// the other one does.
+    #[inline]
+    pub(crate) fn agrees_with(self, other: Self) -> bool {
+        self == other || self.leaves_out(other) || other.leaves_out(self)
+    }
+
+    fn leaves_out(self, other: Self) -> bool {
+        self.is_refusal() && self.run().zip(other.run()).is_some_and(|(refused, run)| refused.includes(run))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use super::*;
+    use crate::comm::run_id::{CountedRun, RunCounter};
     use crate::data_type::DataType;
     use crate::moved_type::MovedType;
 
@@ -98,15 +127,43 @@ mod tests {
                 for (purpose, (determinism, wire_type)) in
                     purposes().flat_map(|purpose| options.clone().map(move |option| (purpose, option)))
                 {
-                    let block_elements = usize::MAX >> (u64::BITS - ELEMENT_BITS);
-                    for layer in [0, 1, u16::MAX].map(NonZeroU16::new) {
-                        let call = Call::of_blocks(collective, data_type, block_elements).for_purpose(purpose);
-                        let call = Call { determinism, wire_type, only_moved, layer, ..call };
-                        assert_eq!(Call::from_words(call.to_words()), Some(call));
-                    }
+                    let call = Call::of_blocks(collective, data_type, usize::MAX).for_purpose(purpose);
+                    let call = Call { determinism, wire_type, only_moved, ..call };
+                    let run = u64::MAX;
+                    let signature = Signature::new(call, run);
+                    assert_eq!((signature.call(), signature.run()), (Some(call), RunId::from_word(run)));
                 }
             }
         }
-        assert_eq!(Call::from_words([u64::MAX; 2]), None);
+        assert_eq!(Signature([u64::MAX; 3]).call(), None);
+    }
+
+    #[test]
+    fn a_refusal_agrees_with_what_it_leaves_out_only() {
+        let signature = |purpose, run| {
+            let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, 4).for_purpose(purpose);
+            Signature::new(call, run)
+        };
+        let runs = RunCounter::new(NonZeroU16::MIN);
+        let [first, second] = [CountedRun::new(&runs), CountedRun::new(&runs)];
+        let (first, second, others) = (
+            CountedRun::word(Some(&first), None),
+            CountedRun::word(Some(&second), None),
+            [CountedRun::word(None, None)],
+        );
+        // In a request every call may be left out.
+        let in_request = |request| {
+            [CountedRun::word(Some(&CountedRun::new(&runs)), Some(request)), CountedRun::word(None, Some(request))]
+        };
+        let words = [[first, second], in_request(2), in_request(3)].concat();
+        let words: Vec<u64> = words.into_iter().chain(others).collect();
+        for (refused, left_out) in [(second, vec![second]), (in_request(2)[1], in_request(2).to_vec())] {
+            let refusal = signature(Purpose::REFUSAL, refused);
+            for word in &words {
+                let call = signature(Purpose::COLLECTIVE, *word);
+                let agree = [call.agrees_with(refusal), refusal.agrees_with(call)];
+                assert_eq!(agree, [left_out.contains(word); 2], "{refused:x} {word:x}");
+            }
+        }
     }
 }

@@ -86,10 +86,13 @@ fn run<T>(communicator: Communicator, body: impl Fn(Communicator) -> Result<T>) 
     // A panic leaves nothing behind but the communicator.
     let (is_consequence, error) = match catch_unwind(AssertUnwindSafe(|| body(communicator))) {
         Ok(Ok(result)) => return Ok(result),
-        Ok(Err(error)) => (matches!(error.kind(), ErrorKind::Aborted | ErrorKind::PeerLost), error),
+        Ok(Err(error)) => {
+            let consequences = [ErrorKind::Aborted, ErrorKind::PeerLost, ErrorKind::RunRefused];
+            (consequences.contains(&error.kind()), error)
+        }
         Err(panic) => (false, of_panic(panic.as_ref())),
     };
     // On GPUs, peers would wait until their deadline for a rank that only drops its handles.
-    handle.abort_with(&error);
+    handle.backend.abort(error.kind(), &error.to_string());
     Err(Failure { error: error.on_rank(rank), is_consequence })
 }

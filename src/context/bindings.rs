@@ -187,6 +187,7 @@ impl Bindings {
     ) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         let ExecutionContext { engine, setup, runs, timeout, .. } = context;
         if let Err(error) = self.check(&engine.inner, setup, stream) {
+            context.refused(&error, stream);
             return Err(EnqueueError::new(setup.binding.on_rank(error), self));
         }
         let deadline = setup.binding.deadline(*timeout);

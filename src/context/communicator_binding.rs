@@ -1,5 +1,6 @@
 //! An engine on a communicator: who does what on this rank, and the memory.
 
+use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -7,13 +8,14 @@ use std::time::{Duration, Instant};
 use super::ContextOptions;
 use super::regions::Regions;
 use super::replay::GraphPolicy;
-use crate::collective::Call;
-use crate::comm::{Communicator, DEFAULT_TIMEOUT, rank_lock};
+use crate::collective::{Call, Groups};
+use crate::comm::{Communicator, DEFAULT_TIMEOUT, RefusedRun, RunCounter, rank_lock};
 use crate::cuda::Kernel;
 use crate::data_type::DataType;
 use crate::dist_collective::{Needs, PlanAgreement, ResolvedLayer, Role, Roles, agree};
 use crate::engine::EngineInner;
 use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::issue_order::Extent;
 use crate::memory::{Buffer, MemorySpace};
 use crate::network::{LayerId, MadeFor, TensorId, TensorSource};
 use crate::util::log::event;
@@ -31,8 +33,11 @@ pub(super) struct CommunicatorBinding {
     pub(super) graphs: GraphPolicy,
     /// Whether all ranks have the same collectives in each step, and so may make groups of them.
     pub(super) has_equal_steps: bool,
+    /// Whether a collective is among a part of the ranks.
+    pub(super) has_groups: bool,
     /// This rank's role in each DistCollective layer; empty without a communicator.
     roles: Vec<Option<Role>>,
+    pub(super) runs: Arc<RunCounter>,
     /// Whether each input is read and each output written on this rank.
     pub(super) used: Vec<bool>,
 }
@@ -48,7 +53,9 @@ impl CommunicatorBinding {
             communicator: None,
             graphs: GraphPolicy::default(),
             has_equal_steps: false,
+            has_groups: false,
             roles: Vec::new(),
+            runs: Arc::new(RunCounter::new(NonZeroU16::MIN)),
             used,
             regions: Mutex::new(regions),
             runner: AtomicUsize::default(),
@@ -80,7 +87,7 @@ impl CommunicatorBinding {
             region_bytes: engine.memory.communicator_bytes as u64,
             steps: engine.analysis.collectives_in_steps(),
         };
-        let PlanAgreement { region_bytes, has_equal_steps, .. } =
+        let PlanAgreement { region_bytes, has_equal_steps, number } =
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
         let collectives = &engine.analysis.collectives;
@@ -105,7 +112,9 @@ impl CommunicatorBinding {
             communicator: Some(communicator.clone()),
             graphs,
             has_equal_steps,
+            has_groups: collectives.iter().flatten().any(|layer| layer.groups != Groups::All),
             roles,
+            runs: Arc::new(RunCounter::new(number)),
             regions: Mutex::new(regions),
             runner: AtomicUsize::default(),
         };
@@ -207,6 +216,19 @@ impl CommunicatorBinding {
                 .any(|&reader| call(reader).is_none_or(|call| self.role(reader).reads_input(&call))),
             TensorSource::Layer { layer, .. } => call(layer).is_none_or(|call| self.role(layer).writes_output(&call)),
         }
+    }
+
+    /// A run that this rank leaves out, on the communicator that is set.
+    pub(super) fn refused_run(&self, reason: String, deadline: Instant) -> Option<RefusedRun> {
+        let (communicator, runs) = (self.communicator.clone()?, Arc::clone(&self.runs));
+        let members = self.engine.analysis.schedule.iter().filter_map(|id| match self.role(*id) {
+            Role::Member(member) => Some(member.clone()),
+            _ => None,
+        });
+        let (members, extent) = (members.collect(), Extent::Run);
+        // A plugin may make calls of its own, in which other ranks would wait.
+        let can_go_on = !self.engine.network.has_plugins() || communicator.is_in_request();
+        Some(RefusedRun { communicator, members, can_go_on, extent, runs, reason, deadline })
     }
 
     pub(super) fn on_rank(&self, error: Error) -> Error {

@@ -23,7 +23,7 @@ use shapes::Shapes;
 
 use crate::comm::Communicator;
 use crate::engine::{Engine, IoMode};
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{TensorView, TensorViewMut};
 use crate::shape::Dims;
@@ -196,7 +196,7 @@ impl ExecutionContext {
     /// No input has this name; the shape is outside the profile; once all inputs have shapes, every
     /// shape rule that they break. After an error the shapes are as they were. To change two inputs
     /// together, see [`set_input_shapes`](Self::set_input_shapes).
-    pub fn set_input_shape(&mut self, name: &str, dims: impl TryInto<Dims, Error: Into<crate::Error>>) -> Result<()> {
+    pub fn set_input_shape(&mut self, name: &str, dims: impl TryInto<Dims, Error: Into<Error>>) -> Result<()> {
         let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
         self.set_input_shapes(&[(name, dims)])
     }
@@ -210,7 +210,7 @@ impl ExecutionContext {
         let engine = &self.engine.inner;
         let mut inputs = self.setup.shapes.inputs.clone();
         for (name, dims) in shapes {
-            let about = |e: crate::Error| e.about(|| format!("input {name:?}"));
+            let about = |e: Error| e.about(|| format!("input {name:?}"));
             let index = engine.io_index(name)?;
             let [min, _, max] = engine.input_points(&engine.io[index], self.profile).map_err(about)?;
             let shape = dims.to_shape().map_err(about)?;
@@ -280,9 +280,10 @@ impl ExecutionContext {
     ) -> Result<()> {
         // An earlier call may have panicked in one of its iterators.
         self.scratch.clear();
-        let result = self.bind_views(inputs, outputs).and_then(|()| {
-            let setup = &self.setup;
-            setup.check(&self.scratch, &Stream::inline())?;
+        let bound = self.bind_views(inputs, outputs);
+        let setup = &self.setup;
+        let checked = bound.and_then(|()| setup.check(&self.scratch, &Stream::inline()));
+        let result = checked.inspect_err(|error| self.refused(error, &Stream::inline())).and_then(|()| {
             let deadline = setup.binding.deadline(self.timeout);
             // SAFETY: just checked, and the views borrow their memory until this function returns.
             let run = || unsafe { run(setup, &self.scratch, deadline, None) };
@@ -293,6 +294,34 @@ impl ExecutionContext {
         });
         self.scratch.clear();
         result.map_err(|e| self.setup.binding.on_rank(e))
+    }
+
+    /// Refuses the next run of this rank, before it begins. Call it if the program cannot make the
+    /// run. On the other ranks the run is a [`RunRefused`](crate::ErrorKind::RunRefused) with the
+    /// reason, from the run's first collective in which this rank takes part, and all ranks go on
+    /// to the next run. In a [`request`](Communicator::request), this rank leaves the request.
+    /// Every error of [`execute`](Self::execute) and [`enqueue`](Self::enqueue) about what is bound
+    /// does the same.
+    ///
+    /// The communicator ends in three cases: on GPUs; if the network has plugins, which may make
+    /// calls of their own; if a rank that gets the error has done another collective of the run.
+    /// The last two are not so in a request.
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn refuse_run(&mut self, reason: &str) -> Result<()> {
+        let binding = &self.setup.binding;
+        let refused = binding.refused_run(reason.to_owned(), binding.deadline(self.timeout));
+        refused.map_or(Ok(()), |run| run.tell(&"refuse_run"))
+    }
+
+    /// Tells the other ranks of a run that cannot begin.
+    fn refused(&self, error: &Error, stream: &Stream) {
+        let binding = &self.setup.binding;
+        if let Some(run) = binding.refused_run(error.to_string(), binding.deadline(self.timeout)) {
+            run.tell_on(stream, &"execute");
+        }
     }
 
     fn bind_views<'i, 'o>(

@@ -1,5 +1,6 @@
 //! One run of an engine: its tensors located, its layers done in the order of the schedule.
 
+use std::cell::Cell;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +12,11 @@ use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
 use super::regions::ContextMemory;
 use super::shapes::Shapes;
-use crate::comm::{Checked, MAX_GROUPED_CALLS, Request};
+use crate::comm::{Checked, CountedRun, MAX_GROUPED_CALLS, Request};
 use crate::cuda::CudaStream;
 use crate::dist_collective::Role;
 use crate::engine::{EngineInner, IoMode, Location, Place, Region};
-use crate::error::{ErrorKind, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, RawTensor};
 use crate::network::{LayerId, LayerRun, TensorId};
@@ -54,9 +55,9 @@ impl RunIo {
 }
 
 /// Runs the engine, or enqueues the run on a CUDA stream. An error ends the communicator, so that
-/// the other ranks do not wait for this one. Three errors do not, because nothing runs of which a
-/// part was left out: a plugin tried to run the context that runs it, a capture needs what it
-/// cannot make, or the stream of the last run is being captured.
+/// the other ranks do not wait for this one. Four errors do not, because nothing runs of which a
+/// part was left out: another rank refused the run, a plugin tried to run the context that runs it,
+/// a capture needs what it cannot make, or the stream of the last run is being captured.
 ///
 /// # Safety
 ///
@@ -76,20 +77,30 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
         // Nothing has been enqueued.
         return followed;
     }
+    let mut can_go_on = false;
     // SAFETY: the caller's promise.
     let result = followed.and_then(|()| unsafe {
         match gpu {
-            None => EngineRun::new(binding, shapes, io, deadline, Executor(None), Addresses::of(&mut regions.memory))
-                .layers(),
+            None => {
+                let addresses = Addresses::of(&mut regions.memory);
+                let run = EngineRun::new(binding, shapes, io, deadline, Executor(None), addresses);
+                run.layers().inspect_err(|error| can_go_on = run.leave(error))
+            }
             Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
         }
     });
-    let Err(error) = result else { return Ok(()) };
+    let Err(mut error) = result else { return Ok(()) };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {
         // The run needs something that a capture cannot make. Layers before it may have been
         // recorded, so the caller drops what the capture gives.
         return Err(error);
+    }
+    if can_go_on {
+        return Err(error);
+    }
+    if error.kind() == ErrorKind::RunRefused {
+        error = error!(Aborted, "this rank had begun a run that another one left out: {error}");
     }
     // Graphs have to be destroyed before its communicator.
     regions.replays.clear();
@@ -112,6 +123,9 @@ pub(super) struct EngineRun<'a> {
     executor: Executor<'a>,
     space: MemorySpace,
     addresses: Addresses<'a>,
+    run: CountedRun<'a>,
+    /// Whether this rank has done a collective.
+    has_begun: Cell<bool>,
 }
 
 /// Where the memory of the tensors inside the network is.
@@ -144,7 +158,27 @@ impl<'a> EngineRun<'a> {
         executor: Executor<'a>,
         addresses: Addresses<'a>,
     ) -> Self {
-        EngineRun { binding, shapes, io, deadline, executor, space: binding.space(), addresses }
+        let (space, run, has_begun) = (binding.space(), CountedRun::new(&binding.runs), Cell::default());
+        if binding.has_groups {
+            // Groups do not know of a request, so all ranks count each run, also those outside of
+            // the groups.
+            run.id();
+        }
+        EngineRun { binding, shapes, io, deadline, executor, space, addresses, run, has_begun }
+    }
+
+    /// After a run that failed. Returns whether the ranks go on to the next run: in a request; and
+    /// if another rank has refused the run and this rank has done nothing of it, so that the ranks
+    /// of its other collectives leave it out too.
+    fn leave(&self, error: &Error) -> bool {
+        let Some(communicator) = &self.binding.communicator else { return false };
+        let leaves_out = match error.kind() {
+            // In a request, all ranks know how far they have come.
+            ErrorKind::RunRefused => communicator.is_in_request() || !self.has_begun.get(),
+            _ => communicator.is_in_request() && communicator.check().is_ok(),
+        };
+        let refused = self.binding.refused_run(error.to_string(), self.deadline).filter(|_| leaves_out);
+        refused.is_some_and(|refused| refused.tell_of(&self.run).is_ok() && communicator.check().is_ok())
     }
 
     /// Runs the layers in the order of the schedule.
@@ -207,6 +241,7 @@ impl<'a> EngineRun<'a> {
         let layer = &engine.network.layers[id.index()];
         let sides = [self.located(layer.inputs[0]), self.located(layer.outputs[0])];
         Some(Request {
+            run: Some(&self.run),
             label: Some(&resolved.subject),
             scratch: Some(self.addresses.scratch),
             stream: self.executor.0,
@@ -275,6 +310,9 @@ impl<'a> EngineRun<'a> {
         // SAFETY: tensors and scratch are places of the memory plan, which keeps apart what is in
         // use at the same time, or tensors of the caller, which `Setup::check` has found right.
         unsafe { layer.body.op().run(&layer_run)? };
+        if matches!(layer_run.collective, Some((Role::Member(_), _))) {
+            self.has_begun.set(true);
+        }
         // SAFETY: the layer is done.
         unsafe { self.finish(id) }
     }

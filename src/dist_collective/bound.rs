@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::agreement::{Needs, PlannedCall, agree};
 use super::{DistCollectiveLayer, ResolvedLayer};
 use crate::collective::{Call, Groups, InPlace, check_buffers};
-use crate::comm::{Checked, Communicator, RawCollective, Request};
+use crate::comm::{Checked, Communicator, CountedRun, RawCollective, RefusedRun, Request, RunCounter};
 use crate::data_type::DataType;
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
@@ -171,9 +171,9 @@ pub struct BoundLayer {
 #[derive(Debug)]
 struct BoundState {
     layer: ResolvedLayer,
-    /// The layer's number on its communicator, the same on every rank. It is a part of its calls,
-    /// so that ranks whose layers run in different orders get an error.
-    number: NonZeroU16,
+    /// Its runs. Each has an id that is a part of its call, so that ranks whose layers run in
+    /// different orders get an error.
+    counter: Arc<RunCounter>,
     role: Role,
     data_type: DataType,
     communicator: Communicator,
@@ -220,7 +220,8 @@ impl DistCollectiveLayer {
         });
         let bound = |layer, number, role| {
             let (timeout, communicator, runs) = (communicator.timeout(), communicator.clone(), Runs::default());
-            let state = Arc::new(BoundState { layer, number, role, data_type, communicator, runs });
+            let counter = Arc::new(RunCounter::new(number));
+            let state = Arc::new(BoundState { layer, counter, role, data_type, communicator, runs });
             BoundLayer { state, timeout }
         };
         if layer.as_ref().map_or(self.nb_rank.is_some() && self.is_identity(), ResolvedLayer::is_identity) {
@@ -251,8 +252,7 @@ impl BoundLayer {
     }
 
     fn call(&self, input: &Shape) -> Call {
-        let call = self.state.layer.call(self.state.data_type, input.element_count(), self.state.role.group_len());
-        Call { layer: Some(self.state.number), ..call }
+        self.state.layer.call(self.state.data_type, input.element_count(), self.state.role.group_len())
     }
 
     /// What `take` takes of the run on an input of shape `dims`.
@@ -291,7 +291,7 @@ impl BoundLayer {
 
     /// Checks the buffers of a run. That is not done again when its turn comes.
     fn check<'a>(&'a self, request: &'a mut Request<'_>) -> Result<Checked<'a>> {
-        self.state.role.check(request).map_err(|e| self.about(e))
+        self.state.role.check(request)
     }
 
     /// Says in an error which rank and layer it is about.
@@ -342,30 +342,87 @@ impl BoundLayer {
         output: Option<impl TryInto<TensorViewMut<'b>, Error: Into<Error>>>,
         dims: &[usize],
     ) -> Result<()> {
-        let about = |e| self.about(e);
-        let input = input.map(|input| input.try_into().map_err(|e| about(e.into()))).transpose()?;
-        let mut output = output.map(|output| output.try_into().map_err(|e| about(e.into()))).transpose()?;
-        let RunOnShape { input: input_shape, output: output_shape, call } =
-            self.take_of_run(dims, |run| *run).map_err(about)?;
+        let input = input.map(|input| input.try_into().map_err(Into::into)).transpose();
+        let mut output = output.map(|output| output.try_into().map_err(Into::into)).transpose();
+        let raws = [
+            input.as_ref().map(|input| input.as_ref().map(TensorView::raw)).map_err(Clone::clone),
+            output.as_mut().map(|output| output.as_mut().map(TensorViewMut::raw)).map_err(|error| error.clone()),
+        ];
+        let refused = |error| self.refused(error, &Stream::inline());
+        let run = CountedRun::new(&self.state.counter);
+        let mut request = self.request_on_views(raws, dims).map_err(refused)?;
+        request.run = Some(&run);
+        let checked = self.check(&mut request).map_err(refused)?;
+        // SAFETY: the buffers have just been checked, and the views borrow them.
+        unsafe { self.run_here(&checked) }
+    }
+
+    /// A run on an input and an output, which has their lengths.
+    fn request_on_views(&self, views: [Result<Option<&RawTensor>>; 2], dims: &[usize]) -> Result<Request<'_>> {
+        let BoundState { role, data_type, communicator, .. } = &*self.state;
+        let [input, output] = views;
+        let (input, output) = (input?, output?);
+        let RunOnShape { input: input_shape, output: output_shape, call } = self.take_of_run(dims, |run| *run)?;
         let check = |name: &str, raw: Option<&RawTensor>, shape: &Shape, used: bool| match raw {
-            None if used => bail!(NotReady, "{}", call.lacks(self.state.role.group_rank(), name)),
-            Some(raw) if raw.data_type != self.state.data_type => {
-                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {}", raw.data_type, self.state.data_type)
+            None if used => bail!(NotReady, "{}", call.lacks(role.group_rank(), name)),
+            Some(raw) if raw.data_type != *data_type => {
+                bail!(InvalidBuffer, "the {name} is {}, and the layer's type {data_type}", raw.data_type)
             }
-            Some(raw) if raw.byte_len != shape.byte_len(self.state.data_type) => {
+            Some(raw) if raw.byte_len != shape.byte_len(*data_type) => {
                 bail!(InvalidBuffer, "the {name} has {} elements, and its shape is {shape}", raw.element_count())
             }
             _ => Ok(()),
         };
-        let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
-        check("input", input, &input_shape, self.state.role.reads_input(&call)).map_err(about)?;
-        check("output", output, &output_shape, self.state.role.writes_output(&call)).map_err(about)?;
-        let nowhere = Address { pointer: std::ptr::null_mut(), space: self.state.communicator.space() };
+        check("input", input, &input_shape, role.reads_input(&call))?;
+        check("output", output, &output_shape, role.writes_output(&call))?;
+        let nowhere = Address { pointer: std::ptr::null_mut(), space: communicator.space() };
         let sides = [input, output].map(|raw| raw.map_or(nowhere, RawTensor::located));
-        let mut request = self.request(call, sides, None);
-        let checked = self.check(&mut request)?;
-        // SAFETY: the buffers have just been checked, and the views borrow them.
-        unsafe { self.run_here(&checked) }
+        Ok(self.request(call, sides, None))
+    }
+
+    /// [`ExecutionContext::refuse_run`](crate::ExecutionContext::refuse_run) for the layer's next
+    /// run.
+    ///
+    /// ```
+    /// use distcollective::{Communicator, DataType, DistCollective, ErrorKind, ReduceOperation};
+    ///
+    /// Communicator::spawn(2, |communicator| {
+    ///     let all_reduce = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2);
+    ///     let bound = all_reduce.into_layer().bind(&communicator, DataType::Float32)?;
+    ///     let mut y = [0.0f32];
+    ///     match communicator.rank().0 {
+    ///         0 => bound.refuse_run("the request has no image")?,
+    ///         _ => {
+    ///             let error = bound.execute(Some(&[1.0f32]), Some(&mut y), &[1]).unwrap_err();
+    ///             assert_eq!(error.kind(), ErrorKind::RunRefused);
+    ///         }
+    ///     }
+    ///     bound.execute(Some(&[1.0f32]), Some(&mut y), &[1])?;
+    ///     assert_eq!(y, [2.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// See the contract of [`Communicator`].
+    pub fn refuse_run(&self, reason: &str) -> Result<()> {
+        self.refused_run(reason).tell(&self.state.layer.subject)
+    }
+
+    fn refused_run(&self, reason: impl Into<String>) -> RefusedRun {
+        let BoundState { role, communicator, counter, .. } = &*self.state;
+        let members = if let Role::Member(member) = role { vec![member.clone()] } else { Vec::new() };
+        let (communicator, runs, extent) = (communicator.clone(), Arc::clone(counter), Extent::WithGroups);
+        let deadline = rough_deadline_after(self.timeout);
+        RefusedRun { communicator, members, can_go_on: true, extent, runs, reason: reason.into(), deadline }
+    }
+
+    /// The error of a run that cannot begin. The other ranks learn of it.
+    fn refused(&self, error: Error, stream: &Stream) -> Error {
+        self.refused_run(error.to_string()).tell_on(stream, &self.state.layer.subject);
+        self.about(error)
     }
 
     /// Makes a call of the layer on this thread, when its turn has come.
@@ -401,18 +458,20 @@ impl BoundLayer {
         dims: &[usize],
         stream: &Stream,
     ) -> Result<Work<RawCollective>> {
-        let call = self.take_of_run(dims, |run| run.call).map_err(|e| self.about(e))?;
+        let refused = |error| self.refused(error, stream);
+        let call = self.take_of_run(dims, |run| run.call).map_err(refused)?;
         let space = self.state.communicator.space();
         let sides = [input.cast_mut(), output].map(|pointer| Address { pointer, space });
-        let mut request = self.request(call, sides, Some(stream));
-        let checked = self.check(&mut request)?;
+        let run = CountedRun::new(&self.state.counter);
+        let mut request = Request { run: Some(&run), ..self.request(call, sides, Some(stream)) };
+        let checked = self.check(&mut request).map_err(refused)?;
         if stream.is_inline() {
             // SAFETY: the caller's promise.
             return Ok(Work::ended(RawCollective::default(), unsafe { self.run_here(&checked) }));
         }
-        let BoundState { layer, role, communicator, .. } = &*self.state;
+        let BoundState { layer, role, communicator, counter, .. } = &*self.state;
         let member = if let Role::Member(member) = role { member } else { communicator };
-        let task = RawCollective::new(member, &checked, Some(Arc::clone(&layer.subject)));
+        let task = RawCollective::new(member, &checked, Some((Arc::clone(&layer.subject), Arc::clone(counter))));
         Ok(stream.submit(task, Some(communicator.order(Extent::WithGroups)), None))
     }
 }

@@ -144,6 +144,10 @@ impl Network {
         Ok(&self.tensors[tensor.index()])
     }
 
+    pub(crate) fn has_plugins(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer.body, LayerBody::Plugin(_)))
+    }
+
     /// The inputs, with what the caller said of them.
     pub(crate) fn described_inputs(&self) -> impl Iterator<Item = (TensorId, &NetworkInput)> {
         self.inputs.iter().filter_map(|&id| match &self.tensors[id.index()].source {

@@ -28,6 +28,18 @@ pub(crate) fn clipped(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}…{}", &text[..start], &text[end..]))
 }
 
+/// The longest start of a text that is at most this many bytes.
+pub(crate) fn start_of(text: &str, most_bytes: usize) -> &str {
+    let end = (0..=most_bytes.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
+}
+
+/// A text that a peer wrote, which may be any bytes. Control characters, except line breaks, are
+/// replaced.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+}
+
 /// `==`, which is no constant function.
 pub(crate) const fn is_same(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());

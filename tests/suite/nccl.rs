@@ -22,9 +22,10 @@ mod windows;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use distcollective::comm::BackendKind;
+use distcollective::collective::Collective;
+use distcollective::comm::{BackendKind, RawOperands};
 use distcollective::tensor::MemorySpace;
-use distcollective::{Communicator, DataType, Determinism, DistCollective, Rank, ReduceOperation, Result, Stream};
+use distcollective::{Communicator, DataType, Determinism, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
@@ -375,16 +376,16 @@ fn gathers_lists_of_the_gpu(communicator: &Communicator, stream: &Stream) -> Res
     Ok(())
 }
 
-/// `BoundLayer::enqueue` checks its arguments before it enqueues, so the communicator still works.
+/// `Communicator::enqueue` checks its arguments first, so the communicator still works.
 fn refuses_the_stream_of_another_gpu(communicator: &Communicator) -> Result<()> {
     let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
     let n = communicator.world_size();
     let (Ok(stream), true) = (Stream::cuda(ordinal ^ 1), n > 1) else { return Ok(()) };
-    let layer = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).into_layer();
-    let bound = layer.bind(communicator, DataType::Int32)?;
+    let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     let x = [0i32];
+    let operands = RawOperands::Pair { input: x.as_ptr().cast(), output: x.as_ptr().cast_mut().cast() };
     // SAFETY: the call is refused, so no address is used.
-    let work = unsafe { bound.enqueue(x.as_ptr().cast(), x.as_ptr().cast_mut().cast(), &[1], &stream) };
+    let work = unsafe { communicator.enqueue(sum, DataType::Int32, 1, operands, &stream) };
     let error = work.map(drop).expect_err("a stream of another GPU").to_string();
     assert!(error.contains(&format!("the stream is one of GPU {}", ordinal ^ 1)), "{error}");
     Ok(())

@@ -53,6 +53,9 @@ kinds! {
     PeerLost,
     /// A rank failed or called `abort` of its communicator. The text names the rank and the reason.
     Aborted,
+    /// A rank refused this run of a context or bound layer, or failed in this request. The
+    /// communicator still works. The text names the rank and the reason.
+    RunRefused,
     /// The program's interrupt hook ended a wait.
     Interrupted,
     /// A plugin layer failed or panicked.

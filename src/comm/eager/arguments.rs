@@ -14,7 +14,7 @@ type Given = Option<(DataType, usize)>;
 impl Communicator {
     /// A collective on these buffers, with a null address where there is none. Checks all that the
     /// arguments show without the addresses.
-    pub(super) fn request(
+    pub(super) fn eager_request(
         &self,
         collective: Collective<Rank>,
         sides: [Option<&RawTensor>; 2],

@@ -111,7 +111,7 @@ impl Communicator {
         }
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.or(output.filter(|_| can_use_output));
-        let request = self.request(collective, [input.as_ref(), output.as_ref()])?;
+        let request = self.eager_request(collective, [input.as_ref(), output.as_ref()])?;
         RawCollective::checked(self, request, stream)
     }
 }

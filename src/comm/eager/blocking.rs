@@ -154,8 +154,8 @@ impl Communicator {
         let input = input.map(|input| self.view(&collective, input)).transpose()?;
         let mut output = output.map(|output| self.view_mut(&collective, output)).transpose()?;
         let (input, output) = (input.as_ref().map(TensorView::raw), output.as_mut().map(TensorViewMut::raw));
-        let request = self.request(collective, [input, output])?;
-        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
+        let request = self.eager_request(collective, [input, output])?;
+        // SAFETY: `eager_request` has compared the lengths of the buffers, which are borrowed.
         unsafe { self.run_in_turn(request) }
     }
 
@@ -166,8 +166,8 @@ impl Communicator {
         buffer: impl TryInto<TensorViewMut<'a>, Error: Into<Error>>,
     ) -> Result<()> {
         let mut view = self.view_mut(&collective, buffer)?;
-        let request = self.request(collective, [Some(view.raw()); 2])?;
-        // SAFETY: `request` has compared the lengths of the buffer, which is borrowed.
+        let request = self.eager_request(collective, [Some(view.raw()); 2])?;
+        // SAFETY: `eager_request` has compared the lengths of the buffer, which is borrowed.
         unsafe { self.run_in_turn(request) }
     }
 

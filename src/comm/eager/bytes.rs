@@ -182,9 +182,9 @@ impl<'a> BytesExchange<'a> {
         let (communicator, output) = (self.communicator, output.as_mut().map(TensorViewMut::raw));
         let can_use_output = collective.operation().geometry().can_use_one_buffer();
         let input = input.as_ref().map(TensorView::raw).or(output.filter(|_| can_use_output));
-        let request = communicator.request(collective, [input, output])?;
+        let request = communicator.eager_request(collective, [input, output])?;
         let call = request.call.for_purpose(self.purpose);
-        // SAFETY: `request` has compared the lengths of the buffers, which are borrowed.
+        // SAFETY: `eager_request` has compared the lengths of the buffers, which are borrowed.
         unsafe { communicator.run(Request { call, deadline: self.deadline, ..request }) }
     }
 

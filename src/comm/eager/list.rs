@@ -116,7 +116,7 @@ impl Communicator {
         let whole = self.whole_list(collective, &list).map_err(|error| self.label(&collective, error))?;
         let is_scatter = matches!(collective, Collective::Scatter { .. });
         let sides = if is_scatter { [whole.as_ref(), one.as_ref()] } else { [one.as_ref(), whole.as_ref()] };
-        let request = self.request(collective, sides)?;
+        let request = self.eager_request(collective, sides)?;
         let blocks: Vec<Address> = list.iter().filter(|_| whole.is_some()).map(RawTensor::located).collect();
         let call = Call { only_moved, ..request.call };
         let mut request = Request { call, blocks: Some(&blocks), stream: stream.as_cuda(), ..request };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::collective::{Call, Collective, Purpose};
-use crate::comm::{Backend, Checked, Communicator, Request};
+use crate::comm::{Backend, Checked, Communicator, CountedRun, Request, RunCounter};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail};
 use crate::memory::{Address, RawTensor};
@@ -48,8 +48,8 @@ struct RawCall {
     sides: [Address; 2],
     blocks: Option<Vec<Address>>,
     deadline: Instant,
-    /// The layer that makes the call.
-    subject: Option<Arc<str>>,
+    /// The bound layer that makes the call, and its runs.
+    layer: Option<(Arc<str>, Arc<RunCounter>)>,
 }
 
 // SAFETY: `enqueue`'s caller promised that the addresses are valid until the work is done, on any
@@ -124,7 +124,7 @@ impl Communicator {
             RawOperands::Pair { input, output } => {
                 let input = raw(input.cast_mut(), collective.operation().input_blocks(n));
                 let output = raw(output, collective.operation().output_blocks(n));
-                let request = self.request(collective, [Some(&input), Some(&output)])?;
+                let request = self.eager_request(collective, [Some(&input), Some(&output)])?;
                 RawCollective::checked(self, Request { call: Call { only_moved, ..request.call }, ..request }, stream)?
             }
             RawOperands::List { one, list } => {
@@ -185,8 +185,12 @@ impl RawCollective {
         Ok(RawCollective::new(communicator, &checked, None))
     }
 
-    /// The work of a checked call, of a layer if it has a subject.
-    pub(crate) fn new(communicator: &Communicator, checked: &Checked<'_>, subject: Option<Arc<str>>) -> Self {
+    /// The work of a checked call, which may be the next run of a bound layer.
+    pub(crate) fn new(
+        communicator: &Communicator,
+        checked: &Checked<'_>,
+        layer: Option<(Arc<str>, Arc<RunCounter>)>,
+    ) -> Self {
         let Request { call, input, output, blocks, deadline, .. } = *checked.request;
         RawCollective(Some(Box::new(RawCall {
             backend: Arc::clone(&communicator.backend),
@@ -195,7 +199,7 @@ impl RawCollective {
             sides: [input, output],
             blocks: blocks.map(<[Address]>::to_vec),
             deadline,
-            subject,
+            layer,
         })))
     }
 }
@@ -209,8 +213,10 @@ impl RawCall {
 impl Task for RawCollective {
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
         let Some(raw) = &self.0 else { return Ok(()) };
+        let run = raw.layer.as_ref().map(|(_, runs)| CountedRun::new(runs));
         let request = Request {
-            label: raw.subject.as_deref(),
+            run: run.as_ref(),
+            label: raw.layer.as_ref().map(|(subject, _)| &**subject),
             blocks: raw.blocks.as_deref(),
             stream,
             ..Request::new(raw.call, raw.sides, raw.deadline)
@@ -222,8 +228,8 @@ impl Task for RawCollective {
 
     fn label(&self, error: Error) -> Error {
         let Some(raw) = &self.0 else { return error };
-        raw.on_rank(error).about(|| match (&raw.subject, raw.call.purpose) {
-            (Some(subject), _) => subject.to_string(),
+        raw.on_rank(error).about(|| match (&raw.layer, raw.call.purpose) {
+            (Some((subject, _)), _) => subject.to_string(),
             (None, Purpose::COLLECTIVE) => raw.call.collective.operation().to_string(),
             (None, purpose) => purpose.name().to_owned(),
         })

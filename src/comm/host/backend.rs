@@ -8,15 +8,17 @@ use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
-use super::protocol::call_progress::CallProgress;
+use super::protocol::call_progress::{CallProgress, RequestProgress};
 use super::protocol::segment::Segment;
-use super::transfer::running_call::RunningCall;
+use super::transfer::refusal::refusal;
+use super::transfer::running_call::{RunningCall, goes_on_after};
 use super::world::World;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
 use crate::comm::backend::{Backend, Checked, Fill, Request};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
+use crate::comm::run_id::CountedRun;
 use crate::comm::split::SplitGroup;
 use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
@@ -25,7 +27,9 @@ use crate::memory::{Address, Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
+use crate::sync::Ordering;
 use crate::util::free_memory::FreeMemory;
+use crate::util::lock;
 use crate::util::text::count_of;
 
 /// One rank of a host communicator.
@@ -74,7 +78,9 @@ impl HostBackend {
 
     /// Ends the communicator because of this rank's own error.
     fn end(&self, error: Error) -> Error {
-        self.own.end(&error, &error.to_string());
+        if error.kind() != ErrorKind::RunRefused {
+            self.own.end(&error, &error.to_string());
+        }
         error
     }
 
@@ -88,9 +94,9 @@ impl HostBackend {
         let mut progress = self.enter(request.deadline).map_err(|e| request.label(e))?;
         // SAFETY: the caller's promise.
         let result = unsafe { self.run_entered(&mut progress, request) };
-        if !progress.is_agreed() {
+        if !progress.is_agreed() || matches!(progress.request, RequestProgress::Left(_)) {
             drop(progress);
-            // A thread that waits for a message compares.
+            // A thread that waits for a message compares, and looks at the request.
             self.own.wake(self.own.rank);
         }
         result
@@ -103,9 +109,18 @@ impl HostBackend {
     /// As [`Backend::run`].
     unsafe fn run_entered(&self, progress: &mut CallProgress, request: &Request<'_>) -> Result<()> {
         self.own.check().map_err(|e| request.label(e))?;
+        if let RequestProgress::Left(error) = &progress.request {
+            return Err(request.label(error.clone()));
+        }
+        if request.call.purpose == Purpose::REQUEST {
+            self.own.lock.has_messages.store(0, Ordering::Relaxed);
+        }
         let mut call = RunningCall::new(&self.own, progress, request);
         // An error aborts the communicator before `call` is dropped, which waits for the peers.
         call.run().map_err(|error| {
+            if goes_on_after(&request.call, &error) {
+                return request.label(error);
+            }
             let text = error.to_string();
             let error = request.label(error);
             // The layer's name is this rank's. An error that every rank gets as it is comes
@@ -338,7 +353,46 @@ impl Backend for HostBackend {
         // While this rank makes no call, the header of its next one stays (invariant 4).
         let next = progress.sequence + 1;
         let header = self.own.segment.ranks().find_map(|peer| self.own.segment.slot(peer).call_header(next))?;
-        Call::from_words(header.signature())
+        header.signature().call()
+    }
+
+    fn refuse(&self, run: &CountedRun<'_>, reason: &str, deadline: Instant) -> Result<bool> {
+        let progress = self.enter(deadline)?;
+        let run = match progress.request {
+            RequestProgress::None if progress.has_begun(run.id()) => return Ok(true),
+            RequestProgress::None => Some(run),
+            // The request ends as a whole.
+            RequestProgress::Open(_) => None,
+            RequestProgress::Left(_) => return Ok(true),
+        };
+        drop(progress);
+        // SAFETY: the input is the reason, and nothing is written.
+        unsafe { self.run_request(&refusal(run, reason, deadline))? };
+        Ok(true)
+    }
+
+    fn has_left_request(&self) -> bool {
+        let progress = lock(&self.own.lock.progress);
+        matches!(progress.request, RequestProgress::Left(_))
+    }
+
+    fn has_messages_in_request(&self) -> bool {
+        self.own.lock.has_messages.load(Ordering::Relaxed) != 0
+    }
+
+    fn end_request(&self, failure: Option<&str>, deadline: Instant) -> Result<bool> {
+        let open = self.enter(deadline)?.request_number();
+        let ended = match (open, failure) {
+            (None, _) => Ok(()),
+            // SAFETY: without elements no buffer is used.
+            (Some(_), None) => unsafe { self.run_request(&Request::barrier(Purpose::END_OF_REQUEST, deadline)) },
+            // SAFETY: the input is the reason, and nothing is written.
+            (Some(_), Some(reason)) => unsafe { self.run_request(&refusal(None, reason, deadline)) },
+        };
+        match (std::mem::take(&mut self.enter(deadline)?.request), failure) {
+            (RequestProgress::Left(error), None) => Err(error),
+            _ => ended.map(|()| true),
+        }
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

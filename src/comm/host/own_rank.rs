@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use super::arena::{Arena, PeerBytes};
-use super::protocol::call_progress::RankLock;
+use super::protocol::call_progress::{CallProgress, RankLock, RequestProgress};
 use super::protocol::segment::Segment;
-use super::protocol::slot::BufferLocation;
+use super::protocol::slot::{BufferLocation, CallHeader};
 use crate::error::{Error, Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{Ordering, fence};
@@ -64,7 +64,7 @@ impl OwnRank {
         // compares; it does so again before it sleeps.
         let Ok(mut progress) = self.lock.progress.try_lock() else { return Ok(true) };
         if progress.is_agreed() {
-            return Ok(true);
+            return self.check_request(&progress).map(|()| true);
         }
         // Pairs with the same fence of the peer. Both have posted their headers before, so one of
         // them finds the other's.
@@ -75,8 +75,31 @@ impl OwnRank {
         Ok(progress.is_agreed())
     }
 
+    /// Checks that no rank has left the request, if this rank has begun a message in it. What it
+    /// waits for may then never come, or come in a later request.
+    fn check_request(&self, progress: &CallProgress) -> Result<()> {
+        let is_left = || {
+            let refuses = |header: &CallHeader| header.signature().is_refusal();
+            let next = |peer| self.segment.slot(peer).call_header(progress.sequence + 1);
+            match progress.request {
+                RequestProgress::None => false,
+                RequestProgress::Open(_) => self.segment.ranks().any(|peer| next(peer).is_some_and(refuses)),
+                RequestProgress::Left(_) => true,
+            }
+        };
+        if self.lock.has_messages.load(Ordering::Relaxed) == 0 || !is_left() {
+            return Ok(());
+        }
+        let error = error!(Aborted, "a rank left the request, and messages are on their way");
+        Err(self.end(&error, &error.to_string()).clone())
+    }
+
     /// Compares at the beginning of a message, which may end without a wait.
     pub(super) fn compare_calls_once(&self) -> Result<()> {
+        let has_messages = &self.lock.has_messages;
+        if has_messages.load(Ordering::Relaxed) == 0 {
+            has_messages.store(1, Ordering::Relaxed);
+        }
         if !self.compare_calls()? {
             // A thread that waits for a message may have found the lock taken.
             self.wake(self.rank);

@@ -13,6 +13,7 @@ use super::world::World;
 use super::{HostBackend, in_process};
 use crate::collective::{Call, Collective, Purpose, PurposeKind, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
+use crate::comm::signature::Signature;
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
 use crate::memory::{Address, Lease, MemorySpace};
@@ -97,7 +98,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let ranks = in_process(2).expect("ranks");
     let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
-    let signature = Call::of_blocks(SUM, DataType::Uint8, x.len()).to_words();
+    let signature = Signature::new(Call::of_blocks(SUM, DataType::Uint8, x.len()), 0);
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
     ranks[0].own.segment.post_header(GroupRank(0), 1, signature, CallBody::Locations([place, place]));
     let error =
@@ -192,7 +193,7 @@ fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text:
         let call = Call::of_blocks(collective, DataType::Uint8, LEN);
         let place = posted(secret.as_ptr().expose_provenance());
         let body = CallBody::Locations([place, place]);
-        peer.own.segment.post_header(peer.own.rank, 1, call.to_words(), body);
+        peer.own.segment.post_header(peer.own.rank, 1, Signature::new(call, 0), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
         let block = Arena::block_len(4 * LEN, 2).expect("a length");
         let memory = Arc::new(SharedMemory::for_threads(block).expect("memory"));

@@ -1,4 +1,4 @@
-//! The texts that `docs/src/errors.md` quotes. For each one a program here has to say it.
+//! The texts that the guides to errors quote. For each one a program here has to say it.
 
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
@@ -65,10 +65,11 @@ impl Quote {
     }
 }
 
-/// The texts in the columns "example" and "text" of the guide's tables, and the lines of its blocks
-/// of text.
+/// The texts in the columns "example" and "text" of the guides' tables, and the lines of their
+/// blocks of text.
 fn quotes() -> Vec<Quote> {
-    let guide = std::fs::read_to_string(root().join("docs/src/errors.md")).expect("the guide");
+    let read = |name: &str| std::fs::read_to_string(root().join("docs/src").join(name)).expect("the guide");
+    let guide = ["errors.md", "waiting.md", "requests.md"].map(read).concat();
     let mut columns = Vec::new();
     let mut quotes = Vec::new();
     let mut is_block = false;
@@ -189,6 +190,21 @@ fn between_threads() -> Vec<Error> {
             _ => communicator.barrier(),
         }),
         errors(2, run_a_plugin_that_fails_on_rank_1),
+        errors(2, |communicator| {
+            let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2);
+            let mut context = one_layer(&[4], sum)?.create_execution_context()?;
+            context.set_communicator(communicator)?;
+            match communicator.rank().0 {
+                0 => context.execute(inputs!["x" => &[0f32; 4]], outputs!["y" => &mut [0f32; 4]]),
+                _ => context.execute(inputs!["x" => &[0i32; 4]], outputs!["y" => &mut [0f32; 4]]),
+            }
+        }),
+        errors(2, |communicator| {
+            communicator.request(17, || match communicator.rank().0 {
+                0 => Ok(()),
+                _ => Err(Error::new(ErrorKind::InvalidArgument, "no image")),
+            })
+        }),
     ]
     .into_iter()
     .flatten()

@@ -5,12 +5,12 @@ use std::ptr;
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
-use distcollective::context::{Bindings, ContextOptions};
+use distcollective::context::ContextOptions;
 use distcollective::network::{Plugin, PluginCall, Shuffle};
 use distcollective::tensor::{Bool, MemorySpace, Shape};
 use distcollective::{
-    Buffer, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
-    ReduceOperation, Result, Stream, inputs, outputs,
+    Buffer, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, Network, Rank, ReduceOperation,
+    Result, Stream, inputs, outputs,
 };
 use libloading::Symbol;
 
@@ -41,6 +41,15 @@ pub fn play(name: &str, ranks: u32) {
         "graphs" => graphs(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
         "mistakes" => on_gpus(ranks, |communicator| mistakes(&communicator)),
+        "host memory" => on_gpus(ranks, |communicator| {
+            let text = "input \"x\": it is bound to host memory; on a CUDA stream tensors are in the memory of GPU";
+            wrong_memory(&communicator, MemorySpace::Host, text)
+        }),
+        "other memory" => on_gpus(ranks, |communicator| {
+            let MemorySpace::Cuda(own) = communicator.space() else { return communicator.check() };
+            let other = MemorySpace::Cuda((own + 1) % communicator.world_size());
+            wrong_memory(&communicator, other, "input \"x\": it is bound to the memory of GPU")
+        }),
         "old device" => on_gpus(ranks, |communicator| old_device(&communicator)),
         _ => panic!("{name} is no role"),
     }
@@ -350,38 +359,10 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     assert_eq!(error.kind(), if n > 1 { ErrorKind::NotReady } else { ErrorKind::Unsupported }, "{error}");
     context.set_communicator(communicator)?;
 
-    // Host memory on a CUDA stream.
-    let mut bindings = context.create_bindings();
-    let tensor = || Buffer::from_slice(&[1.0f32; 4], [4]);
-    bindings.bind_input("x", tensor()?)?;
-    bindings.bind_output("y", tensor()?)?;
-    let refused = |context: &mut ExecutionContext, bindings: Bindings| {
-        let failed = context.enqueue(bindings, &stream).expect_err("host memory");
-        let text = failed.error.to_string();
-        assert!(
-            text.contains("input \"x\": it is bound to host memory; on a CUDA stream tensors are in the memory of GPU"),
-            "{text}"
-        );
-        *failed.operands
-    };
-    bindings = refused(&mut context, bindings);
-
-    // The inline stream takes host memory. A CUDA stream refuses the same bindings again.
-    bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
-    assert_eq!(bindings.get("y")?.as_slice::<f32>()?, [n as f32; 4]);
-    refused(&mut context, bindings);
-
-    // Another GPU's memory.
-    if let MemorySpace::Cuda(own) = communicator.space()
-        && n > 1
-    {
-        let other = MemorySpace::Cuda((own + 1) % n);
-        let mut bindings = context.create_bindings();
-        bindings.bind_input("x", Buffer::zeroed_in(other, DataType::Float32, [4])?)?;
-        bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
-        let error = context.enqueue(bindings, &stream).expect_err("another GPU's memory").error.to_string();
-        assert!(error.contains("it is bound to the memory of GPU") && error.contains("the context runs on"), "{error}");
-    }
+    // The inline stream takes host memory.
+    let (x, mut y) = ([1.0f32; 4], [0.0f32; 4]);
+    context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
+    assert_eq!(y, [n as f32; 4]);
 
     // A plugin for the host is an error of `set_communicator` on every rank, and the communicator
     // still works.
@@ -401,6 +382,32 @@ fn mistakes(communicator: &Communicator) -> Result<()> {
     assert!(error.to_string().contains("which the processor cannot touch"), "{error}");
     communicator.check().expect_err("the communicator has ended");
     Ok(())
+}
+
+/// A run that cannot begin, because its tensors are in memory of the host or of another GPU. Among
+/// several ranks it ends the communicator, because NCCL has no way to leave out a run.
+fn wrong_memory(communicator: &Communicator, space: MemorySpace, expected: &str) -> Result<()> {
+    let n = communicator.world_size();
+    let stream = cuda_stream(communicator)?;
+    let mut context = sum(n, None)?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    let mut bindings = context.create_bindings();
+    bindings.bind_input("x", Buffer::zeroed_in(space, DataType::Float32, [4])?)?;
+    bindings.bind_output("y", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+    // All ranks have set it. From here on, another rank may have ended it.
+    if let Err(error) = communicator.barrier() {
+        assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+    }
+    let error = context.enqueue(bindings, &stream).expect_err("the wrong memory").error;
+    assert!(error.to_string().contains(expected) || error.kind() == ErrorKind::Aborted, "{error}");
+    match n {
+        1 => communicator.check(),
+        _ => {
+            let error = communicator.check().expect_err("it has ended");
+            assert!(error.to_string().contains("refused run 1 of context or layer"), "{error}");
+            Ok(())
+        }
+    }
 }
 
 /// TensorRT's layer needs compute capability 8.0 on every rank.
@@ -490,6 +497,10 @@ fn what_is_enqueued_can_be_captured() {
 fn mistakes_are_named_and_the_other_ranks_continue() {
     let ranks = if is_on_gpu() { 1 } else { 2 };
     Child::new("contexts mistakes", ranks).passes();
+    Child::new("contexts host memory", ranks).passes();
+    if ranks > 1 {
+        Child::new("contexts other memory", ranks).passes();
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
 use crate::sync::{AtomicU32, AtomicU64, Futex, Ordering, Published, yield_now};
 use crate::util::fork::ProcessGuard;
+use crate::util::text::{printable, start_of};
 
 /// The state that a communicator shares with everything split from it. A failure in one of them
 /// ends them all, as with NCCL's `splitShare`: a rank that waits in another one sees it at once
@@ -171,17 +172,14 @@ impl AbortDomain {
         if record.state.compare_exchange(ALIVE, ABORTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return;
         }
-        let mut end = reason.len().min(REASON_BYTES);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        for (word, bytes) in record.reason.iter().zip(reason.as_bytes()[..end].chunks(8)) {
+        let reason = start_of(reason, REASON_BYTES);
+        for (word, bytes) in record.reason.iter().zip(reason.as_bytes().chunks(8)) {
             word.store(word_of(bytes), Ordering::Relaxed);
         }
         let kind = SHARED_KINDS.iter().position(|k| *k == kind).map_or(u32::MAX, |i| i as u32);
         record.kind.store(kind, Ordering::Relaxed);
         record.rank.store(rank.0, Ordering::Relaxed);
-        record.len.store(end as u32, Ordering::Relaxed);
+        record.len.store(reason.len() as u32, Ordering::Relaxed);
         record.state.store(ABORTED, Ordering::Release);
         for flag in &*self.wake_flags {
             flag.futex.wake_all();
@@ -205,12 +203,11 @@ impl AbortDomain {
         if state != ABORTED {
             return error!(Aborted, "the communicator was aborted; no reason has been given yet");
         }
-        // A peer wrote the record: the length may be too large, and the text may be any bytes.
+        // A peer wrote the record: the length may be too large.
         let len = record.len.load(Ordering::Relaxed) as usize;
         let bytes: Vec<u8> =
             record.reason.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).take(len).collect();
-        let is_control = |c: char| c.is_control() && c != '\n';
-        let reason = String::from_utf8_lossy(&bytes).replace(is_control, "\u{fffd}");
+        let reason = printable(&bytes);
         match SHARED_KINDS.get(record.kind.load(Ordering::Relaxed) as usize) {
             Some(&kind) => Error::new(kind, reason),
             None => {

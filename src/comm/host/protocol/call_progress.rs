@@ -7,9 +7,13 @@ use super::report;
 use super::segment::Segment;
 use super::slot::{CallHeader, HEADER_RING_LEN};
 use crate::collective::{Call, Purpose};
+use crate::comm::backend::Request;
+use crate::comm::run_id::{CountedRun, RunId};
+use crate::comm::signature::Signature;
 use crate::comm::transfer_path::TransferPath;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rank::GroupRank;
+use crate::sync::AtomicU32;
 
 /// The rank lock: it is held during a call, so that the rank makes one call at a time (invariant
 /// 2). On cache lines of its own, because each call writes some of it.
@@ -17,6 +21,8 @@ use crate::rank::GroupRank;
 #[repr(align(128))]
 pub(crate) struct RankLock {
     pub(in crate::comm::host) progress: Mutex<CallProgress>,
+    /// 1 when this rank has begun a message since it began the latest request.
+    pub(in crate::comm::host) has_messages: AtomicU32,
 }
 
 /// How far this rank has come in its communicator.
@@ -26,12 +32,21 @@ pub(crate) struct CallProgress {
     pub(crate) sequence: u64,
     /// The signatures of its latest collectives, each at the place of its header. This rank
     /// compares with these, because its headers may be in its peers' caches.
-    signatures: [[u64; 2]; HEADER_RING_LEN as usize],
+    signatures: [Signature; HEADER_RING_LEN as usize],
     /// How many of its collectives errors count; see `Purpose::is_counted`.
     counted: u64,
     /// Whether errors count the latest one. Its signature has no place before there is room for
     /// its header.
     is_latest_counted: bool,
+    /// The latest one of which a refusal was found.
+    pub(in crate::comm::host) refused: u64,
+    /// The [word](CountedRun::word) of the run of the latest one.
+    run: u64,
+    /// That of the latest run that this rank has begun or refused here.
+    latest_run: u64,
+    pub(in crate::comm::host) request: RequestProgress,
+    /// How many requests this rank has begun.
+    requests: u64,
     /// The number of its latest round (invariant 7).
     pub(in crate::comm::host) round: u64,
     /// This rank may write stages up to this round (invariant 8).
@@ -52,21 +67,62 @@ pub(crate) struct CallProgress {
     pub(crate) path: Option<TransferPath>,
 }
 
+/// The request in which this rank is.
+#[derive(Default)]
+pub(in crate::comm::host) enum RequestProgress {
+    #[default]
+    None,
+    /// The request with this number.
+    Open(u64),
+    /// A rank has left the request, with this error, and this rank has not ended it.
+    Left(Error),
+}
+
 impl CallProgress {
-    /// Counts the next collective.
-    pub(super) fn begin(&mut self, purpose: Purpose) {
+    /// Counts the next collective. Returns whether another rank may leave it out: it is the first
+    /// one of its run here, or in a request.
+    pub(super) fn begin(&mut self, request: &Request<'_>) -> bool {
+        if request.call.purpose == Purpose::REQUEST {
+            self.requests += 1;
+            self.request = RequestProgress::Open(self.requests);
+        }
+        let number = self.request_number();
         self.sequence += 1;
-        self.is_latest_counted = purpose.is_counted();
+        self.run = CountedRun::word(request.run, number);
+        self.is_latest_counted = request.call.purpose.is_counted();
         self.counted += u64::from(self.is_latest_counted);
+        let begins_run = request.run.is_some() && self.run != self.latest_run;
+        if begins_run {
+            self.latest_run = self.run;
+        }
+        begins_run || number.is_some()
+    }
+
+    /// Takes the latest collective out of what errors count: a rank has left it out, with a call of
+    /// this signature.
+    pub(in crate::comm::host) fn leave_out(&mut self, refusal: Signature) {
+        self.counted -= u64::from(std::mem::take(&mut self.is_latest_counted));
+        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = refusal;
+    }
+
+    /// The number of the request that is open.
+    pub(in crate::comm::host) fn request_number(&self) -> Option<u64> {
+        if let RequestProgress::Open(number) = self.request { Some(number) } else { None }
+    }
+
+    /// Whether this rank's latest run here is this one, which it has begun or refused.
+    pub(in crate::comm::host) fn has_begun(&self, run: RunId) -> bool {
+        RunId::from_word(self.latest_run) == Some(run)
     }
 
     /// Sets the signature of the latest collective. There is room for its header.
+    #[inline]
     pub(super) fn set_signature(&mut self, call: Call) {
-        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = call.to_words();
+        self.signatures[(self.sequence % HEADER_RING_LEN) as usize] = Signature::new(call, self.run);
     }
 
     /// The signature of one of this rank's latest collectives.
-    pub(super) fn signature(&self, sequence: u64) -> [u64; 2] {
+    pub(super) fn signature(&self, sequence: u64) -> Signature {
         self.signatures[(sequence % HEADER_RING_LEN) as usize]
     }
 
@@ -74,7 +130,7 @@ impl CallProgress {
     pub(super) fn number_of(&self, sequence: u64) -> u64 {
         let is_counted = |sequence: &u64| match *sequence == self.sequence {
             true => self.is_latest_counted,
-            false => Call::from_words(self.signature(*sequence)).is_some_and(|call| call.purpose.is_counted()),
+            false => self.signature(*sequence).call().is_some_and(|call| call.purpose.is_counted()),
         };
         self.counted + 1 - (sequence..=self.sequence).filter(is_counted).count() as u64
     }
@@ -97,7 +153,11 @@ impl CallProgress {
             for sequence in first..=last {
                 let own = self.signature(sequence);
                 match segment.slot(peer).call_header(sequence).map(CallHeader::signature) {
-                    Some(words) if words == own => continue,
+                    Some(signature) if signature == own => continue,
+                    Some(signature) if signature.agrees_with(own) => {
+                        self.refused = self.refused.max(sequence);
+                        continue;
+                    }
                     Some(_) => difference = difference.min(sequence),
                     // It has posted no later one either.
                     None => agreed = agreed.min(sequence - 1),

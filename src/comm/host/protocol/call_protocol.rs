@@ -22,6 +22,8 @@ pub(crate) struct CallProtocol<'a> {
     rank: GroupRank,
     pub(in crate::comm::host) progress: &'a mut CallProgress,
     request: &'a Request<'a>,
+    /// Whether another rank may leave out this collective. Then a rank waits for all headers.
+    pub(in crate::comm::host) may_be_refused: bool,
     is_finished: bool,
     /// How many bytes this rank has moved, and how many of them since it checked its deadline.
     moved: Cell<(usize, usize)>,
@@ -50,8 +52,8 @@ impl<'a> CallProtocol<'a> {
         progress: &'a mut CallProgress,
         request: &'a Request<'a>,
     ) -> Self {
-        progress.begin(request.call.purpose);
-        CallProtocol { segment, rank, progress, request, is_finished: false, moved: Cell::default() }
+        let may_be_refused = progress.begin(request);
+        CallProtocol { segment, rank, progress, request, may_be_refused, is_finished: false, moved: Cell::default() }
     }
 
     /// Says that no peer touches this rank's buffers any more.

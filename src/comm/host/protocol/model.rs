@@ -4,6 +4,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --lib model`
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use crate::comm::host::HostBackend;
 use crate::comm::host::arena::Arena;
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::host::world::World;
+use crate::comm::run_id::{CountedRun, RunCounter};
+use crate::comm::signature::Signature;
 use crate::data_type::DataType;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Address;
@@ -131,6 +134,35 @@ fn eager_memory_is_not_written_while_it_is_read() {
     });
 }
 
+/// Rank 1 refuses a run, with a reason that is too long for a header. Both go on to the next run.
+#[test]
+fn a_run_is_left_out_by_both() {
+    const REASON: &str = "a reason of more than thirty-two bytes";
+    const _: () = assert!(REASON.len() > PAYLOAD_BYTES);
+    explore(2, || {
+        on_ranks(ranks(2, true), |rank| {
+            let (runs, far) = (RunCounter::new(NonZeroU16::MIN), Instant::now() + Duration::from_secs(3600));
+            let begin = || {
+                let (x, mut sum) = ([rank.own.rank.0 as u8 + 1], [0]);
+                let call = Call::of_blocks(Collective::AllReduce { reduce_op: SUM }, DataType::Uint8, 1);
+                let sides = [Address::host(x.as_ptr()), Address::host(sum.as_mut_ptr())];
+                let run = CountedRun::new(&runs);
+                let request = Request { run: Some(&run), ..Request::new(call, sides, far) };
+                // SAFETY: both sides have one element.
+                unsafe { rank.run_request(&request) }.map(|()| sum)
+            };
+            if rank.own.rank == ROOT {
+                let error = begin().expect_err("rank 1 refuses it");
+                assert_eq!(error.kind(), ErrorKind::RunRefused);
+                assert!(error.to_string().ends_with(REASON), "{error}");
+            } else {
+                assert!(rank.refuse(&CountedRun::new(&runs), REASON, far).expect("there is room"));
+            }
+            assert_eq!(begin().expect("the next run"), [3]);
+        });
+    });
+}
+
 /// The root runs ahead until there is no room. Its peer reads each broadcast's own element.
 #[test]
 fn a_root_that_runs_ahead_overwrites_nothing() {
@@ -234,7 +266,8 @@ fn a_rank_that_leaves_after_it_came_is_not_lost() {
         explore(3, move || {
             let (_ranks, world) = ranks(3, false);
             let segment = Arc::clone(&world.root);
-            let call = |segment: &Segment, rank| segment.post_header(rank, 1, [0; 2], CallBody::Payload(&[]));
+            let call =
+                |segment: &Segment, rank| segment.post_header(rank, 1, Signature::default(), CallBody::Payload(&[]));
             call(&segment, GroupRank(1));
             segment.leave(GroupRank(1));
             let thread = thread::spawn({

@@ -6,7 +6,7 @@ use super::slot::CallHeader;
 use super::waiter::WaitError;
 use crate::collective::Call;
 use crate::comm::backend::Request;
-use crate::comm::signature::place_of;
+use crate::comm::signature::{Signature, place_of};
 use crate::error::{Error, error};
 use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
@@ -27,20 +27,27 @@ pub(crate) struct Report<'a> {
 /// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
 /// `number` is for [`place_of`].
 pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Error {
-    let mut calls: Vec<([u64; 2], Vec<u32>)> = Vec::new();
+    let mut calls: Vec<(Signature, Vec<u32>)> = Vec::new();
     for peer in segment.ranks() {
-        let Some(words) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
+        let Some(signature) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
         let member = segment.member(peer).0;
-        match calls.iter_mut().find(|(w, _)| *w == words) {
+        match calls.iter_mut().find(|(other, _)| *other == signature) {
             Some((_, ranks)) => ranks.push(member),
-            None => calls.push((words, vec![member])),
+            None => calls.push((signature, vec![member])),
         }
     }
-    let known: Vec<Call> = calls.iter().filter_map(|(words, _)| Call::from_words(*words)).collect();
-    let layers_differ = known.iter().any(|call| call.layer != known[0].layer);
-    let describe = |call: Call| match call.layer.filter(|_| layers_differ) {
-        Some(number) => format!("{call} in bound layer {number}"),
-        None => call.to_string(),
+    let known: Vec<Call> = calls.iter().filter_map(|(signature, _)| signature.call()).collect();
+    let runs_differ = calls.iter().any(|(signature, _)| signature.run() != calls[0].0.run());
+    let describe = |signature: Signature| {
+        let call = match signature.call() {
+            Some(call) => call.to_string(),
+            None => format!("{:x?}", signature.0),
+        };
+        match signature.run() {
+            Some(run) if runs_differ => format!("{call} in {run}"),
+            None if runs_differ => format!("{call} outside of runs"),
+            _ => call,
+        }
     };
     let is_run = known.iter().any(|call| call.purpose.is_run());
     let is_counted = known.iter().any(|call| call.purpose.is_counted());
@@ -50,10 +57,13 @@ pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Err
     };
     let sides: Vec<String> = calls
         .into_iter()
-        .map(|(words, ranks)| {
-            let call = Call::from_words(words).map_or_else(|| format!("{words:x?}"), describe);
-            let (verb, ending) = (if is_run { "make" } else { "call" }, if ranks.len() == 1 { "s" } else { "" });
-            format!("{} {verb}{ending} {call}", list_ranks(ranks))
+        .map(|(signature, ranks)| {
+            let (verb, what) = match signature.run().filter(|_| signature.is_refusal()) {
+                Some(run) => ("refuse", run.to_string()),
+                None => (if is_run { "make" } else { "call" }, describe(signature)),
+            };
+            let ending = if ranks.len() == 1 { "s" } else { "" };
+            format!("{} {verb}{ending} {what}", list_ranks(ranks))
         })
         .collect();
     error!(Disagreement, "ranks disagree on {place}: {}", sides.join("; "))
@@ -72,7 +82,7 @@ impl Report<'_> {
     /// Whether a peer has posted another call than this rank.
     fn differs(&self, peer: GroupRank) -> bool {
         let signature = |rank| self.segment.slot(rank).call_header(self.sequence).map(CallHeader::signature);
-        signature(peer).is_some_and(|peers| signature(self.rank).is_some_and(|own| own != peers))
+        signature(peer).is_some_and(|peers| signature(self.rank).is_some_and(|own| !own.agrees_with(peers)))
     }
 
     fn has_arrived(&self, peer: GroupRank, sequence: u64) -> bool {

@@ -10,6 +10,7 @@ use super::prefetch::prefetch_to_write;
 use super::ring::{Ring, ring_len};
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
 use crate::comm::host::memory::{Shareable, Shared, SharedMemory, SharedMemorySize};
+use crate::comm::signature::Signature;
 use crate::error::Result;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{Published, Tracked};
@@ -254,7 +255,7 @@ impl Segment {
 
     /// Posts the header of this rank's call, and wakes its peers.
     #[inline]
-    pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
+    pub(crate) fn post_header(&self, rank: GroupRank, sequence: u64, signature: Signature, body: CallBody<'_>) {
         self.slot(rank).post_header(sequence, signature, body);
         self.wake();
     }

@@ -2,6 +2,7 @@
 
 use super::doorbell::Doorbell;
 use crate::comm::host::memory::Shareable;
+use crate::comm::signature::Signature;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Published};
 
 /// How many call headers of a rank are kept, and so how many collectives a rank may be ahead of the
@@ -9,7 +10,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, Published};
 pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 16 };
 
 /// The longest payload of a call header.
-pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 13 };
+pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 12 };
 pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
 /// One rank's slot. Only that rank writes it (invariant 2), except the doorbell.
@@ -39,7 +40,7 @@ pub(crate) struct Slot {
 pub(crate) struct CallHeader {
     /// The number of the collective, stored last (invariant 3).
     sequence: AtomicU64,
-    signature: [AtomicU64; 2],
+    signature: [AtomicU64; 3],
     /// The payload of a small call, or the locations of the buffers.
     body: [AtomicU64; PAYLOAD_WORDS],
 }
@@ -98,8 +99,8 @@ pub(crate) enum CallBody<'a> {
 }
 
 impl CallHeader {
-    pub(crate) fn signature(&self) -> [u64; 2] {
-        self.signature.each_ref().map(|word| word.load(Ordering::Relaxed))
+    pub(crate) fn signature(&self) -> Signature {
+        Signature(self.signature.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
 
     fn location(&self, words: [usize; 2]) -> BufferLocation {
@@ -134,10 +135,10 @@ impl Slot {
 
     /// Posts the header of a collective (invariant 3). The caller has waited until no peer reads
     /// the header that it replaces (invariant 4).
-    pub(super) fn post_header(&self, sequence: u64, signature: [u64; 2], body: CallBody<'_>) {
+    pub(super) fn post_header(&self, sequence: u64, signature: Signature, body: CallBody<'_>) {
         let header = self.header_for(sequence);
         let store = |(to, word): (&AtomicU64, u64)| to.store(word, Ordering::Relaxed);
-        header.signature.iter().zip(signature).for_each(store);
+        header.signature.iter().zip(signature.0).for_each(store);
         match body {
             CallBody::Payload(bytes) => {
                 let (words, rest) = bytes.as_chunks::<8>();

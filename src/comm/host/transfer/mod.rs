@@ -4,5 +4,6 @@
 mod copies;
 mod direct;
 mod elements;
+pub(super) mod refusal;
 pub(super) mod running_call;
 mod staged;

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::collective::{Call, Collective, Givers, Side};
+use crate::collective::{Call, Collective, Givers, Purpose, Side};
 use crate::comm::backend::Request;
 use crate::comm::host::memory::check_time;
 use crate::comm::host::own_rank::OwnRank;
@@ -11,7 +11,7 @@ use crate::comm::host::protocol::call_protocol::CallProtocol;
 use crate::comm::host::protocol::segment::EAGER_BYTES;
 use crate::comm::host::protocol::slot::{BufferLocation, CallBody, CallHeader, PAYLOAD_BYTES};
 use crate::comm::transfer_path::TransferPath;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Address;
 use crate::rank::GroupRank;
 
@@ -32,6 +32,16 @@ fn path_of_copies(call: &Call, input_bytes: usize, rank_count: usize) -> Option<
         _ if input_bytes <= PAYLOAD_BYTES => Some(TransferPath::Inline),
         _ if input_bytes <= most_eager => Some(TransferPath::Eager),
         _ => None,
+    }
+}
+
+/// Whether the communicator goes on after this error of a call, in which no elements have moved: a
+/// rank has refused the run; or this rank refuses it, and a peer that has left does not make it.
+pub(crate) fn goes_on_after(call: &Call, error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::RunRefused => true,
+        ErrorKind::PeerLost => call.purpose == Purpose::REFUSAL,
+        _ => false,
     }
 }
 
@@ -59,11 +69,17 @@ impl<'a> RunningCall<'a> {
         RunningCall { own, request, protocol, givers: call.givers_to(own.rank), input_bytes, path_of_copies }
     }
 
-    /// Runs the collective. After an error the caller aborts the communicator before it drops this.
+    /// Runs the collective. After an error that [ends](goes_on_after) the communicator, the caller
+    /// aborts it before it drops this.
     pub(crate) fn run(&mut self) -> Result<()> {
-        self.run_phases()?;
-        self.protocol.finish();
-        Ok(())
+        let result = self.run_phases();
+        if result.as_ref().err().is_none_or(|error| goes_on_after(&self.request.call, error)) {
+            self.protocol.finish();
+            // Without room for a refusal, no header has this number.
+            let is_lost = result.as_ref().is_err_and(|error| error.kind() == ErrorKind::PeerLost);
+            self.protocol.progress.sequence -= u64::from(is_lost);
+        }
+        result
     }
 
     fn run_phases(&mut self) -> Result<()> {
@@ -75,11 +91,19 @@ impl<'a> RunningCall<'a> {
             return self.protocol.wait_for_headers(|_| call.purpose.is_awaited());
         }
         let locations = self.post_header()?;
-        let (needs_all, givers) = (self.has_to_know_that_all_match(), self.givers);
+        if call.purpose == Purpose::REFUSAL {
+            self.leave_request();
+            return Ok(());
+        }
+        let may_be_refused = self.protocol.may_be_refused;
+        let (needs_all, givers) = (may_be_refused || self.has_to_know_that_all_match(), self.givers);
         // A rank that only gives compares in its next call, or while it waits. Now it would look at
         // headers that are mostly not there yet.
         if needs_all || !givers.has_no_peer_of(self.own.rank) {
             self.protocol.wait_for_headers(|peer| needs_all || givers.contains(peer))?;
+        }
+        if may_be_refused && self.protocol.progress.refused == self.protocol.progress.sequence {
+            self.check_refusals()?;
         }
         if call.block_elements == 0 {
             return Ok(());
