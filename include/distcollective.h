@@ -111,7 +111,10 @@ enum {
     /* The work has not ended yet. Only dcl_work_wait_for returns this. */
     DCL_STATUS_PENDING = 20,
     /* The rank is not a member of the group. */
-    DCL_STATUS_NOT_A_MEMBER = 21
+    DCL_STATUS_NOT_A_MEMBER = 21,
+    /* A rank refused this run of a context or bound layer, or failed in this request. The
+     * communicator still works. The message names the rank and the reason. */
+    DCL_STATUS_RUN_REFUSED = 22
 };
 
 /* The type of a tensor's elements: TensorRT's DataType. TensorRT's INT4 (9), FP4 (10) and E8M0 (11)
@@ -979,6 +982,14 @@ dcl_status_t dcl_execution_context_set_tensor_address(dcl_execution_context_t *c
 dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *context,
                                                       const char *name, void **address);
 
+/* Refuses the next run of this rank, before it begins. Call it if the program cannot make the run.
+ * On the other ranks the run is an error DCL_STATUS_RUN_REFUSED with the reason, from the first
+ * collective of the run in which this rank takes part, and all ranks go on to the next run. In a
+ * request, this rank leaves the request. The communicator ends in three cases: on GPUs; if the
+ * network has plugins; if a rank that gets the error has done another collective of the run. The
+ * last two are not so in a request. [collective, exclusive] */
+dcl_status_t dcl_execution_context_refuse_run(dcl_execution_context_t *context, const char *reason);
+
 /* Enqueues a run of the engine on the bound memory: TensorRT's enqueueV3. All ranks enqueue their
  * runs in the same order.
  * - `stream`: NULL means the calling thread. The run is then done when the call returns, and the
@@ -989,8 +1000,10 @@ dcl_status_t dcl_execution_context_get_tensor_address(dcl_execution_context_t *c
  *
  * Errors before any data moves: DCL_STATUS_NOT_READY if a shape, an address or the communicator is
  * missing; DCL_STATUS_INVALID_BUFFER if memory is too short, misaligned or overlaps;
- * DCL_STATUS_INVALID_ARGUMENT or DCL_STATUS_BUSY if a plugin enqueues the context that runs it. Any
- * later error ends the communicator. [collective, exclusive] */
+ * DCL_STATUS_INVALID_ARGUMENT or DCL_STATUS_BUSY if a plugin enqueues the context that runs it. On
+ * a communicator, those of shapes, addresses and memory refuse the run, as
+ * dcl_execution_context_refuse_run does. Any later error but DCL_STATUS_RUN_REFUSED ends the
+ * communicator, on the host except in a request. [collective, exclusive] */
 dcl_status_t dcl_execution_context_enqueue(dcl_execution_context_t *context, dcl_stream_t *stream,
                                            dcl_work_t **work);
 
@@ -1097,10 +1110,14 @@ dcl_status_t dcl_dist_collective_get_in_place(dcl_layer_t *layer, int32_t group_
  *
  * Errors before any data moves: DCL_STATUS_INVALID_SHAPE if the operation cannot take the
  * dimensions; DCL_STATUS_INVALID_BUFFER if an address is NULL or misaligned, or the buffers overlap
- * against the in-place rule. [collective, shared] */
+ * against the in-place rule. They refuse the run, as dcl_bound_layer_refuse_run does.
+ * [collective, shared] */
 dcl_status_t dcl_bound_layer_enqueue(dcl_bound_layer_t *bound, const void *input, void *output,
                                      const dcl_dims_t *dims, dcl_stream_t *stream,
                                      dcl_work_t **work);
+
+/* dcl_execution_context_refuse_run for the layer's next run. [collective, shared] */
+dcl_status_t dcl_bound_layer_refuse_run(dcl_bound_layer_t *bound, const char *reason);
 
 /* -------------------------------------------------------------------------------------------------
  * 3a. The environment: the ranks that a launcher started
@@ -1250,10 +1267,11 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
  * DCL_STATUS_DEADLINE_EXCEEDED, DCL_STATUS_PEER_LOST or DCL_STATUS_ABORTED, and by the interrupt
  * callback, with DCL_STATUS_INTERRUPTED. After an error its outputs are undefined, and no other
  * rank accesses this rank's memory any more. The communicator has ended, with all that were split
- * from the same origin: each further call returns an error at once. Only two kinds of errors leave
- * it working:
+ * from the same origin: each further call returns an error at once. Only three kinds of errors
+ * leave it working:
  * - a wrong argument that a rank finds before it sends or receives anything. The other ranks do not
  *   learn of it; they wait for the right call until their timeout.
+ * - a wrong argument of a run, of which the others learn as dcl_execution_context_refuse_run says.
  * - errors of which a description says that the communicator still works. Every rank returns them.
  * On the host, a rank that takes no elements from a rank whose call is another, such as the root of
  * a broadcast, may return success. Its next call or wait returns the error, or
@@ -1415,6 +1433,33 @@ dcl_status_t dcl_communicator_check(dcl_communicator_t *communicator);
  * return at once. Calls of other ranks return DCL_STATUS_ABORTED, with this rank and `reason` in
  * the message. [local, shared] */
 dcl_status_t dcl_communicator_abort(dcl_communicator_t *communicator, const char *reason);
+
+/* Begins a request: what this rank does for one request of a server, until it calls
+ * dcl_communicator_end_request. Every rank begins each request, with the same `id`, from any
+ * thread. Requests run one after the other, in the order in which rank 0 begins them: a call with
+ * another id waits. So a rank has a thread for each request that it may take before the one that
+ * rank 0 begins. A thread begins its next request when the one that it began has ended. In a
+ * request the caller waits for all work that it enqueues.
+ *
+ * If a rank ends its request with a failure, it leaves the request. The calls of the other ranks in
+ * it return DCL_STATUS_RUN_REFUSED with the reason, and all ranks go on to the next request. On the
+ * host, each collective on this communicator waits for all ranks meanwhile, also one of another
+ * thread. Collectives in a request are on this communicator, or on groups that were split from it.
+ *
+ * A failed request ends the communicator in three cases: on GPUs; if a rank has begun a message in
+ * it; if a rank has a group that was split from this communicator, as layers with groups make them.
+ *
+ * Errors: DCL_STATUS_DEADLINE_EXCEEDED if rank 0 does not begin the request, or a rank does not
+ * begin the one that rank 0 has begun; DCL_STATUS_INVALID_ARGUMENT if this thread has begun a
+ * request that is open. [collective, shared] */
+dcl_status_t dcl_communicator_begin_request(dcl_communicator_t *communicator, uint64_t id);
+
+/* Ends the request that is open on this rank. If `failure` is NULL, the call waits until all ranks
+ * have ended the request. Otherwise it is the reason why this rank failed, and the others get it.
+ *
+ * Errors: DCL_STATUS_INVALID_ARGUMENT if no request is open; DCL_STATUS_RUN_REFUSED if `failure` is
+ * NULL and another rank failed. [collective, shared] */
+dcl_status_t dcl_communicator_end_request(dcl_communicator_t *communicator, const char *failure);
 
 /* Waits until every rank has called the barrier. [collective, shared] */
 dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);

@@ -79,7 +79,8 @@ enum class Status : dcl_status_t {
     kINTERNAL = DCL_STATUS_INTERNAL,
     kINTERRUPTED = DCL_STATUS_INTERRUPTED,
     kPENDING = DCL_STATUS_PENDING,
-    kNOT_A_MEMBER = DCL_STATUS_NOT_A_MEMBER
+    kNOT_A_MEMBER = DCL_STATUS_NOT_A_MEMBER,
+    kRUN_REFUSED = DCL_STATUS_RUN_REFUSED
 };
 
 enum class DataType : dcl_data_type_t {
@@ -690,6 +691,14 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
     Result<void> abort(const std::string &reason) const {
         return detail::check(dcl_communicator_abort(get(), reason.c_str()));
     }
+    // What this rank does for one request of a server, until end_request.
+    Result<void> begin_request(std::uint64_t id) const {
+        return detail::check(dcl_communicator_begin_request(get(), id));
+    }
+    Result<void> end_request() const { return detail::check(dcl_communicator_end_request(get(), nullptr)); }
+    Result<void> end_request(const std::string &failure) const {
+        return detail::check(dcl_communicator_end_request(get(), failure.c_str()));
+    }
     Result<void> barrier() const { return detail::check(dcl_communicator_barrier(get())); }
     Result<void> monitored_barrier(Timeout timeout) const {
         return detail::check(dcl_communicator_monitored_barrier(get(), timeout.count()));
@@ -1119,6 +1128,9 @@ class BoundLayer : public detail::Owned<detail::Handle<dcl_bound_layer_t>, dcl_b
                          Work *work = nullptr) const {
         return detail::enqueue(work, dcl_bound_layer_enqueue, get(), input, output, &dims, stream.get());
     }
+    Result<void> refuse_run(const std::string &reason) const {
+        return detail::check(dcl_bound_layer_refuse_run(get(), reason.c_str()));
+    }
 };
 
 inline Result<BoundLayer> DistCollectiveLayer::bind(const Communicator &communicator, DataType data_type) const {
@@ -1423,6 +1435,9 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
     // If `work` is not NULL, *work receives a handle of the run.
     Result<void> enqueue(const Stream &stream = Stream(), Work *work = nullptr) {
         return detail::enqueue(work, dcl_execution_context_enqueue, get(), stream.get());
+    }
+    Result<void> refuse_run(const std::string &reason) {
+        return detail::check(dcl_execution_context_refuse_run(get(), reason.c_str()));
     }
 };
 

@@ -20,3 +20,8 @@ class ArgumentError(Error, ValueError):
     """An argument is wrong. Nothing has happened, and the group still works."""
 
     kind = "InvalidArgument"
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, as other ranks read it."""
+    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode("utf-8")

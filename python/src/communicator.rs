@@ -370,6 +370,14 @@ impl Communicator {
         call(py, || self.communicator.abort(reason))
     }
 
+    fn begin_request(&self, py: Python<'_>, id: u64) -> PyResult<()> {
+        call(py, || self.communicator.begin_request(id))
+    }
+
+    fn end_request(&self, py: Python<'_>, failure: Option<&str>) -> PyResult<()> {
+        call(py, || self.communicator.end_request(failure))
+    }
+
     #[pyo3(signature = (async_op = false))]
     fn barrier(&self, py: Python<'_>, async_op: bool) -> Started {
         // SAFETY: a barrier uses no memory.

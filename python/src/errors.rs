@@ -45,6 +45,12 @@ pub(super) fn raise_after_call(raised: PyErr) {
     RAISED.set(Some(raised));
 }
 
+/// Whether an exception is an error of the library of this kind.
+pub(super) fn kind_is(py: Python<'_>, raised: &PyErr, kind: ErrorKind) -> bool {
+    let found = raised.value(py).getattr("kind").and_then(|found| found.extract::<String>());
+    found.is_ok_and(|found| found == format!("{kind:?}"))
+}
+
 fn new_exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     type Class = PyOnceLock<Py<PyType>>;
     static ERROR: Class = PyOnceLock::new();

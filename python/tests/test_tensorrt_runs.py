@@ -93,6 +93,50 @@ def test_ranks_run_on_numpy_torch_and_addresses():
     assert run(2, body) == [7, 7]
 
 
+def test_what_one_rank_refuses_is_left_out_on_every_rank():
+    def body():
+        context = new_engine(all_reduce, shape=(-1, 4), profile=ROWS).create_execution_context()
+        context.set_communicator(dist.group.WORLD)
+        refusals = [
+            lambda: context.run({"x": np.ones((9, 4), np.float32)}),
+            lambda: context.run({"x": np.ones((2, 4))}),
+            lambda: context.run({"x": None}),
+            lambda: context.run({"z": np.ones((2, 4), np.float32)}),
+            lambda: context.execute_v2([np.ones((2, 4), np.float32)]),
+            lambda: context.execute_v2([np.ones((2, 4), np.float32), np.zeros((1, 4), np.float32)]),
+            lambda: context.execute_v2([np.ones((2, 4), np.float32), np.zeros((2, 4))]),
+        ]
+        for number, refusal in enumerate(refusals):
+            context.set_input_shape("x", (2, 4))
+            if dist.get_rank() == 1:
+                with pytest.raises((distcollective.Error, TypeError, ValueError)) as caught:
+                    refusal()
+                assert getattr(caught.value, "kind", "") != "RunRefused"
+            else:
+                with pytest.raises(distcollective.Error, match="rank 1 refused run ") as caught:
+                    context.run({"x": np.ones((2, 4), np.float32)})
+                assert caught.value.kind == "RunRefused"
+            x = np.full((2, 4), number, np.float32)
+            assert (context.run({"x": x})["y"] == 2 * number).all()
+        # Requests that fail before the run.
+        for number in range(20):
+            fails = number % 3 == 1
+            try:
+                with dist.group.WORLD.request(number):
+                    if fails and dist.get_rank() == number % 2:
+                        raise KeyError("no image")
+                    y = context.run({"x": np.full((2, 4), number, np.float32)})["y"]
+            except KeyError:
+                assert fails and dist.get_rank() == number % 2
+            except distcollective.Error as error:
+                assert fails and error.kind == "RunRefused" and "no image" in str(error)
+            else:
+                assert not fails and (y == 2 * number).all()
+        dist.barrier()
+
+    run(2, body)
+
+
 def test_groups_and_partitions_run():
     def body():
         rank = dist.get_rank()

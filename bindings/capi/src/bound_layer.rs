@@ -2,12 +2,12 @@
 
 use dcl::dist_collective::BoundLayer;
 
-use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type};
+use super::arguments::{CDims, ConstVoidPointer, InPointer, OutPointer, TextPointer, VoidPointer, data_type};
 use super::communicator::CCommunicator;
 use super::dist_collective::{clone_collective, write_in_place};
 use super::handle::{Handle, Object};
 use super::network_objects::CLayer;
-use super::status::{Status, call};
+use super::status::{CallError, Status, call};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
 
 /// `dcl_bound_layer_t`.
@@ -88,6 +88,21 @@ extern "C" fn dcl_bound_layer_get_uses(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn dcl_bound_layer_refuse_run(bound: Handle<CBoundLayer>, reason: TextPointer) -> Status {
+    call(|| {
+        bound.get()?.bound.refuse_run(reason.get("reason")?)?;
+        Ok(())
+    })
+}
+
+/// The error of a run that cannot begin. The other ranks learn of it.
+fn refuse(bound: &BoundLayer, error: CallError) -> CallError {
+    // If this rank cannot tell them, its communicator has ended.
+    let _cannot_tell = bound.refuse_run(&error.to_string());
+    error
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn dcl_bound_layer_enqueue(
     bound: Handle<CBoundLayer>,
     input: ConstVoidPointer,
@@ -98,7 +113,7 @@ extern "C" fn dcl_bound_layer_enqueue(
 ) -> Status {
     call(|| {
         let bound = bound.get()?;
-        let shape = dims.get("dims")?.to_shape()?;
+        let shape = dims.get("dims").and_then(|dims| dims.to_shape()).map_err(|error| refuse(&bound.bound, error))?;
         enqueue(stream, work, |stream| {
             let (input, output) = (input.address(), output.address().cast());
             // SAFETY: the header requires memory that is long enough, and that the caller leaves

@@ -306,6 +306,19 @@ extern "C" fn dcl_communicator_abort(communicator: Handle<CCommunicator>, reason
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_begin_request(communicator: Handle<CCommunicator>, id: u64) -> Status {
+    call(|| Ok(communicator.get()?.communicator.begin_request(id)?))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_communicator_end_request(communicator: Handle<CCommunicator>, failure: TextPointer) -> Status {
+    call(|| {
+        let (communicator, failure) = (communicator.get()?, failure.optional("failure")?);
+        Ok(communicator.communicator.end_request(failure)?)
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_barrier(communicator: Handle<CCommunicator>) -> Status {
     call(|| Ok(communicator.get()?.communicator.barrier()?))
 }

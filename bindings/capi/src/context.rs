@@ -237,6 +237,15 @@ extern "C" fn dcl_execution_context_get_tensor_address(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_refuse_run(context: Handle<CExecutionContext>, reason: TextPointer) -> Status {
+    call(|| {
+        let (context, reason) = (context.get()?, reason.get("reason")?);
+        context.state.write()?.context.refuse_run(reason)?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_enqueue(
     context: Handle<CExecutionContext>,
     stream: Handle<CStream>,

@@ -189,7 +189,9 @@ fn call_back(what: &str, callback: impl FnOnce() -> Status) -> dcl::Result<()> {
     if failure_count() != before && last_status() == Some(status) {
         last_message(|message| why = format!(": {}", String::from_utf8_lossy(message)));
     }
-    Err(Error::new(ErrorKind::Plugin, format!("the plugin's {what} returned {status}{why}")))
+    // The communicator goes on after this one.
+    let kind = if status == Status::RUN_REFUSED { ErrorKind::RunRefused } else { ErrorKind::Plugin };
+    Err(Error::new(kind, format!("the plugin's {what} returned {status}{why}")))
 }
 
 /// Parses what a callback wrote for its outputs.

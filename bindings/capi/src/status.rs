@@ -37,6 +37,7 @@ impl Status {
     pub(super) const INTERRUPTED: Status = Status(19);
     pub(super) const PENDING: Status = Status(20);
     pub(super) const NOT_A_MEMBER: Status = Status(21);
+    pub(super) const RUN_REFUSED: Status = Status(22);
 
     /// The status's name in the header.
     pub(super) fn name(self) -> &'static std::ffi::CStr {
@@ -63,6 +64,7 @@ impl Status {
             Status::INTERRUPTED => c"DCL_STATUS_INTERRUPTED",
             Status::PENDING => c"DCL_STATUS_PENDING",
             Status::NOT_A_MEMBER => c"DCL_STATUS_NOT_A_MEMBER",
+            Status::RUN_REFUSED => c"DCL_STATUS_RUN_REFUSED",
             Status(_) => c"unknown status",
         }
     }
@@ -93,6 +95,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::DeadlineExceeded => Status::DEADLINE_EXCEEDED,
             ErrorKind::PeerLost => Status::PEER_LOST,
             ErrorKind::Aborted => Status::ABORTED,
+            ErrorKind::RunRefused => Status::RUN_REFUSED,
             ErrorKind::Interrupted => Status::INTERRUPTED,
             ErrorKind::Plugin => Status::PLUGIN,
             ErrorKind::System => Status::SYSTEM,

@@ -46,13 +46,17 @@ impl Kernel {
     /// As for [`compute`](Self::compute).
     unsafe fn run(&self, context: *mut OrtKernelContext) -> Result<()> {
         // SAFETY: the caller's promise.
-        let Tensor { element_type, shape: input_shape, data: input } = unsafe { self.api.input(context)? };
-        let data_type = data_type_of(element_type)?;
+        let input = unsafe { self.api.input(context) };
+        let typed = input.and_then(|input| Ok((data_type_of(input.element_type)?, input)));
         let _running = self.running_alone()?;
+        let (data_type, Tensor { shape: input_shape, data: input, .. }) =
+            typed.inspect_err(|error| self.refuse(error))?;
         let bound = self.bound(data_type)?;
-        let shape = bound.output_shape(input_shape.as_slice())?;
-        // SAFETY: as above.
-        let output = unsafe { self.api.output(context, &shape)? };
+        let output = bound.output_shape(input_shape.as_slice()).and_then(|shape| {
+            // SAFETY: as above.
+            Ok((unsafe { self.api.output(context, &shape)? }, shape))
+        });
+        let (output, shape) = output.inspect_err(|error| self.refuse(error))?;
         // SAFETY: ONNX Runtime gives the input, and memory for the output that nothing else uses,
         // until the run ends; the wait ends before.
         unsafe {
@@ -89,11 +93,30 @@ impl Kernel {
         }
     }
 
-    /// Compares the node's name with the other ranks', whose nodes may be in another order.
-    /// Collective.
-    fn compare_names(&self) -> Result<()> {
-        let names = self.communicator.all_gather_bytes(self.layer.name().as_bytes())?;
-        let names: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
+    /// Tells the other ranks that this one leaves out the run of the node, because of this error.
+    fn refuse(&self, error: &Error) {
+        let bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        // If this rank cannot tell them, its communicator has ended.
+        let _cannot_tell = match &*bound {
+            _ if self.is_identity() => Ok(()),
+            Some((_, layer)) => layer.refuse_run(&error.to_string()),
+            None => self.compare_names(Some(error)),
+        };
+    }
+
+    /// Compares the node's name with the other ranks', whose nodes may be in another order. Tells
+    /// them why this rank refuses the first run of the node, if it does. Collective.
+    fn compare_names(&self, refusal: Option<&Error>) -> Result<()> {
+        const NAME: u8 = 0;
+        const REFUSAL: u8 = 1;
+        let (kind, text) = refusal.map_or((NAME, self.layer.name().to_owned()), |error| (REFUSAL, error.to_string()));
+        let said = self.communicator.all_gather_bytes(&[&[kind], text.as_bytes()].concat())?;
+        let names: Vec<_> =
+            said.iter().map(|said| String::from_utf8_lossy(said.get(1..).unwrap_or_default())).collect();
+        if let Some(rank) = said.iter().position(|said| said.first() == Some(&REFUSAL)) {
+            let text = format!("rank {rank} refused the first run: {}", names[rank]);
+            return Err(Error::new(ErrorKind::RunRefused, text));
+        }
         match names.iter().position(|name| *name != names[0]) {
             None => Ok(()),
             Some(rank) => {
@@ -113,7 +136,7 @@ impl Kernel {
             Some((bound_type, layer)) if *bound_type == data_type => Ok(layer.clone()),
             _ => {
                 if !self.is_identity() {
-                    self.compare_names()?;
+                    self.compare_names(None)?;
                 }
                 let layer = self.layer.bind(&self.communicator, data_type)?;
                 *bound = Some((data_type, layer.clone()));

@@ -76,6 +76,19 @@ def branches(count, after=0):
     return _bytes(nodes, [helper.make_tensor_value_info("x", FLOAT, [4])], outputs, constants)
 
 
+def lookup():
+    """The sum over the ranks of a row of a table with 8 rows, times `scale`."""
+    nodes = [
+        helper.make_node("Gather", ["table", "index"], ["row"], name="lookup"),
+        helper.make_node("Mul", ["row", "scale"], ["scaled"], name="scale"),
+        _collective("all_reduce", "scaled", "y", {"reduce_op": "sum"}, "node"),
+    ]
+    table = numpy_helper.from_array(np.ones((8, 2), np.float32), "table")
+    index = helper.make_tensor_value_info("index", INT64, [1])
+    scale = helper.make_tensor_value_info("scale", FLOAT, [1])
+    return _bytes(nodes, [index, scale], [helper.make_tensor_value_info("y", FLOAT, None)], [table])
+
+
 def mlp():
     """A gated MLP: down(silu(gate(x)) * up(x))."""
     nodes = [

@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import models
@@ -188,6 +190,57 @@ def _refusals():
 
 def test_what_is_wrong_is_an_exception_and_the_communicator_works():
     run(2, _refusals)
+
+
+def _server(threads):
+    """Answers requests, of which rank 1 fails some before the node. Gives the answers."""
+    import distcollective.distributed as dist
+
+    made = session(models.lookup())
+
+    def answer(request):
+        time.sleep((request * 7 + dist.get_rank() * 31) % 10 / 10_000)
+        index = 99 if request % 5 == 1 and dist.get_rank() == 1 else 3
+        try:
+            with dist.group.WORLD.request(request):
+                (y,) = made.run(None, {"index": np.int64([index]), "scale": np.float32([request])})
+            return y.tolist()
+        except Exception as error:
+            return str(error)
+
+    with ThreadPoolExecutor(threads) as pool:
+        answers = list(pool.map(answer, range(100)))
+    for request, found in enumerate(answers):
+        if request % 5 == 1:
+            assert ("out of" if dist.get_rank() == 1 else "rank 1 left the request") in found, (request, found)
+        else:
+            assert found == [[2.0 * request] * 2], (request, found)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_requests_are_right_or_an_exception_on_every_rank(threads):
+    run(2, _server, threads)
+
+
+def _node_that_refuses():
+    import distcollective.distributed as dist
+
+    made = session(models.node("reduce_scatter", models.FLOAT, ["n", 2], reduce_op="sum"))
+    for number in range(6):
+        # Also the first run.
+        rows = 5 if number % 3 == 0 and dist.get_rank() == 1 else 4
+        given = {"x": np.full((rows, 2), number, np.float32)}
+        if number % 3:
+            assert (made.run(None, given)[0] == 2 * number).all()
+        else:
+            text = ["rank 1 refused .*dimension 0 is 5", "dimension 0 is 5"][dist.get_rank()]
+            with pytest.raises(Exception, match=text):
+                made.run(None, given)
+    dist.barrier()
+
+
+def test_a_run_that_a_node_refuses_is_left_out_on_every_rank():
+    run(2, _node_that_refuses)
 
 
 def _differing_models():

@@ -4,13 +4,13 @@ import atexit
 import sys
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
 from urllib.parse import urlsplit
 
 from .. import _core
-from ..errors import ArgumentError, Error
+from ..errors import ArgumentError, Error, text_of
 
 _BACKENDS = ("gloo", "host", "nccl")
 #: How the names of this package's modules begin.
@@ -48,6 +48,34 @@ class ProcessGroup:
     def abort(self, reason: str = "the program called abort") -> None:
         """End the group for all its ranks. Their calls raise an error with the reason."""
         self._live().abort(reason)
+
+    @contextmanager
+    def request(self, id: int) -> Iterator[None]:
+        """What this rank does for one request of a server: runs of sessions and contexts, collectives.
+
+        Every rank enters it for each request, with the same id, from any thread. Requests run one
+        after the other, in the order in which rank 0 begins them. If the block raises an exception
+        on one rank, the others get one from their next call, or at the end of the block an
+        ``Error`` of the kind ``"RunRefused"``. All go on to the next request.
+
+        >>> def body():
+        ...     x = np.ones(2, np.float32)
+        ...     with dist.group.WORLD.request(17):
+        ...         dist.all_reduce(x)
+        ...     return x.tolist()
+        >>> dist.run_threads(2, body)
+        [[2.0, 2.0], [2.0, 2.0]]
+        """
+        communicator = self._live()
+        communicator.begin_request(id)
+        try:
+            yield
+        except BaseException as error:
+            # If this rank cannot tell the others, the communicator has ended.
+            with suppress(Error):
+                communicator.end_request(text_of(error))
+            raise
+        communicator.end_request(None)
 
     def session_value(self) -> str:
         """The value of the session config entry ``distcollective.communicator`` of ONNX Runtime.

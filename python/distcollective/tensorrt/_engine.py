@@ -2,12 +2,13 @@
 
 import importlib
 import json
+from contextlib import contextmanager, suppress
 from numbers import Integral
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from .. import _core
 from ..distributed import ProcessGroup
-from ..errors import ArgumentError, Error
+from ..errors import ArgumentError, Error, text_of
 from ._enums import (
     DataType,
     LayerInformationFormat,
@@ -314,6 +315,26 @@ class IExecutionContext(Guarded):
 
     set_output_tensor_address = set_input_tensor_address
 
+    def refuse_run(self, reason: str) -> None:
+        """Refuse the next run of this rank, before it begins.
+
+        Call it if the program cannot make the run. On the other ranks the run raises an ``Error`` of
+        the kind ``"RunRefused"`` with the reason, and all go on to the next run. An exception of
+        ``run``, ``execute_v2`` and ``execute_async_v3`` about what is given does the same.
+        """
+        self._context.refuse_run(str(reason))
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What prepares a run: an exception refuses the run."""
+        try:
+            yield
+        except BaseException as error:
+            # If this rank cannot tell the others, the communicator has ended.
+            with suppress(Error):
+                self.refuse_run(text_of(error))
+            raise
+
     def execute_async_v3(self, stream_handle: int) -> bool:
         """Run on the memory that is set. True, or an exception.
 
@@ -321,8 +342,10 @@ class IExecutionContext(Guarded):
         communicator of GPUs it is enqueued on that CUDA stream, and goes on; keep what was set
         until the stream has come to its end.
         """
-        self._set_shapes()
-        self._context.execute(int(stream_handle))
+        with self._refusing():
+            self._set_shapes()
+            stream = int(stream_handle)
+        self._context.execute(stream)
         return True
 
     def execute_v2(self, bindings: Sequence[Any]) -> bool:
@@ -330,12 +353,13 @@ class IExecutionContext(Guarded):
 
         On GPUs too, the run has ended when this returns.
         """
-        names = list(self._engine)
-        if len(bindings) != len(names):
-            raise ArgumentError(f"bindings has {len(bindings)} elements, and the engine's tensors are {names}")
-        for name, memory in zip(names, bindings):
-            self.set_tensor_address(name, memory)
-        self._set_shapes()
+        with self._refusing():
+            names = list(self._engine)
+            if len(bindings) != len(names):
+                raise ArgumentError(f"bindings has {len(bindings)} elements, and the engine's tensors are {names}")
+            for name, memory in zip(names, bindings):
+                self.set_tensor_address(name, memory)
+            self._set_shapes()
         self._context.execute(None)
         return True
 
@@ -348,24 +372,25 @@ class IExecutionContext(Guarded):
 
         >>> context.run({"x": x})["y"]      # doctest: +SKIP
         """
-        for name, tensor in inputs.items():
-            if self._is_dynamic_input(name):
-                self.set_input_shape(name, _shape_of(name, tensor))
-            else:
-                _check_shape(name, tensor, self._engine.get_tensor_shape(name))
-        self._set_shapes()
-        results = dict(outputs or {})
-        for name in self._engine:
-            if self._engine.get_tensor_mode(name) is TensorIOMode.INPUT:
-                continue
-            if name not in results:
-                zeros = importlib.import_module("numpy").zeros
-                results[name] = zeros(self.get_tensor_shape(name), nptype(self._engine.get_tensor_dtype(name)))
-            else:
-                _check_shape(name, results[name], self.get_tensor_shape(name))
-        for name in results:
-            if self._engine.get_tensor_mode(name) is not TensorIOMode.OUTPUT:
-                raise ArgumentError(f"{name!r} is an input; give it in inputs")
+        with self._refusing():
+            for name, tensor in inputs.items():
+                if self._is_dynamic_input(name):
+                    self.set_input_shape(name, _shape_of(name, tensor))
+                else:
+                    _check_shape(name, tensor, self._engine.get_tensor_shape(name))
+            self._set_shapes()
+            results = dict(outputs or {})
+            for name in self._engine:
+                if self._engine.get_tensor_mode(name) is TensorIOMode.INPUT:
+                    continue
+                if name not in results:
+                    zeros = importlib.import_module("numpy").zeros
+                    results[name] = zeros(self.get_tensor_shape(name), nptype(self._engine.get_tensor_dtype(name)))
+                else:
+                    _check_shape(name, results[name], self.get_tensor_shape(name))
+            for name in results:
+                if self._engine.get_tensor_mode(name) is not TensorIOMode.OUTPUT:
+                    raise ArgumentError(f"{name!r} is an input; give it in inputs")
         self._context.run([*inputs.items(), *results.items()])
         return results
 

@@ -128,7 +128,7 @@ impl State {
     unsafe fn run(&mut self, places: &[Place]) -> Result<(), Error> {
         // SAFETY: the caller's promise. The buffers end with this function.
         let buffers = places.iter().map(|place| unsafe { place.buffer() });
-        let mut buffers = buffers.collect::<Result<Vec<Buffer>, Error>>()?;
+        let mut buffers = buffers.collect::<Result<Vec<Buffer>, Error>>().inspect_err(|error| self.refuse(error))?;
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         for (place, buffer) in places.iter().zip(&mut buffers) {
             match place.mode {
@@ -139,6 +139,86 @@ impl State {
         self.context.execute(inputs, outputs)
     }
 
+    /// Bindings to this memory.
+    ///
+    /// # Safety
+    ///
+    /// Until the bindings are dropped, only the library uses the memory.
+    unsafe fn bindings(&self, places: &[Place]) -> Result<Bindings, Error> {
+        let mut bindings = self.context.create_bindings();
+        for place in places {
+            // SAFETY: the caller's promise.
+            let buffer = unsafe { place.buffer()? };
+            match place.mode {
+                IoMode::Input => bindings.bind_input(&place.name, buffer)?,
+                IoMode::Output => bindings.bind_output(&place.name, buffer)?,
+            }
+        }
+        Ok(bindings)
+    }
+
+    /// The memory that is set, when what is there has been made, unless the run is enqueued on a
+    /// stream.
+    fn placed(&self, py: Python<'_>, is_enqueued: bool) -> PyResult<Vec<Place>> {
+        let State { context, set } = self;
+        let space = self.space();
+        for (io, memory) in context.engine().io_tensors().iter().zip(set) {
+            if let Some(Memory::Tensor(tensor, _)) = memory
+                && tensor.has_moved(py)?
+            {
+                let text = "it has got other memory since its address was set; set its address again";
+                return Err(PyValueError::new_err(format!("{}: {text}", io.name)));
+            }
+        }
+        let mut made_on: Vec<usize> =
+            if is_enqueued { Vec::new() } else { set.iter().flatten().filter_map(Memory::stream).collect() };
+        made_on.sort_unstable();
+        made_on.dedup();
+        let set = set.iter().enumerate().filter_map(|(index, memory)| Some((index, memory.as_ref()?)));
+        let places = set.map(|(index, memory)| memory.place(context, index, space)).collect::<Result<Vec<_>, _>>();
+        let places = checked(py, places)?;
+        if let Some(place) = places.iter().find(|place| place.space != space) {
+            let text = format!("it is in {}, and the context runs in {space}; set memory there", place.space);
+            let error = Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", place.name));
+            return Err(exception(py, &error));
+        }
+        if let MemorySpace::Cuda(ordinal) = space {
+            call(py, || made_on.iter().try_for_each(|made_on| cuda_stream(*made_on, ordinal)?.synchronize()))?;
+        }
+        Ok(places)
+    }
+
+    /// These tensors of the host's memory, and where they are.
+    fn located(&self, py: Python<'_>, tensors: &[(String, Bound<'_, PyAny>)]) -> PyResult<(Vec<Tensor>, Vec<Place>)> {
+        let mut kept = Vec::with_capacity(tensors.len());
+        let mut places = Vec::with_capacity(tensors.len());
+        for (name, object) in tensors {
+            let index = self.index(py, name)?;
+            let tensor = self.tensor(index, object, MemorySpace::Host)?;
+            let memory = Memory::Tensor(tensor, MemorySpace::Host);
+            places.push(checked(py, memory.place(&self.context, index, MemorySpace::Host))?);
+            let Memory::Tensor(tensor, _) = memory else { continue };
+            kept.push(tensor);
+        }
+        check_apart(&kept)?;
+        Ok((kept, places))
+    }
+
+    /// Tells the other ranks of a run that cannot begin.
+    fn refuse(&mut self, reason: &dyn std::fmt::Display) {
+        // If this rank cannot tell them, its communicator has ended.
+        let _cannot_tell = self.context.refuse_run(&reason.to_string());
+    }
+
+    /// What prepares a run: an exception refuses the run.
+    fn prepared<T>(&mut self, py: Python<'_>, prepared: PyResult<T>) -> PyResult<T> {
+        if let Err(error) = &prepared {
+            let reason = error.value(py).to_string();
+            py.detach(|| self.refuse(&reason));
+        }
+        prepared
+    }
+
     /// Enqueues a run on a CUDA stream of the program, and does not wait for its end.
     ///
     /// # Safety
@@ -147,16 +227,10 @@ impl State {
     /// - Until the run has ended, the stream exists, and only the library uses the memory.
     unsafe fn enqueue(&mut self, places: &[Place], stream: usize, ordinal: u32) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::from_raw_cuda(std::ptr::with_exposed_provenance_mut(stream), ordinal)? };
-        let mut bindings: Bindings = self.context.create_bindings();
-        for place in places {
-            // SAFETY: the caller's promise. The work keeps the buffer until it has ended.
-            let buffer = unsafe { place.buffer()? };
-            match place.mode {
-                IoMode::Input => bindings.bind_input(&place.name, buffer)?,
-                IoMode::Output => bindings.bind_output(&place.name, buffer)?,
-            }
-        }
+        let stream = unsafe { Stream::from_raw_cuda(std::ptr::with_exposed_provenance_mut(stream), ordinal) };
+        // SAFETY: the caller's promise. The work keeps the buffers until it has ended.
+        let bound = stream.and_then(|stream| Ok((stream, unsafe { self.bindings(places)? })));
+        let (stream, bindings) = bound.inspect_err(|error| self.refuse(error))?;
         // Dropped work goes on.
         drop(self.context.enqueue(bindings, &stream)?);
         Ok(())
@@ -276,38 +350,19 @@ impl Context {
         })
     }
 
+    /// Tells the other ranks that this one leaves out its next run.
+    fn refuse_run(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let context = &mut self.state(py)?.context;
+        call(py, || context.refuse_run(reason))
+    }
+
     /// Runs on the memory that is set: on GPUs on the CUDA stream, if one is given, without a wait.
     fn execute(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         let mut state = self.state(py)?;
-        let State { context, set } = &*state;
-        let space = state.space();
-        for (io, memory) in context.engine().io_tensors().iter().zip(set) {
-            if let Some(Memory::Tensor(tensor, _)) = memory
-                && tensor.has_moved(py)?
-            {
-                let text = "it has got other memory since its address was set; set its address again";
-                return Err(PyValueError::new_err(format!("{}: {text}", io.name)));
-            }
-        }
-        // What a run without a stream reads is there before it begins.
-        let mut made_on: Vec<usize> = match stream {
-            Some(_) => Vec::new(),
-            None => set.iter().flatten().filter_map(Memory::stream).collect(),
-        };
-        made_on.sort_unstable();
-        made_on.dedup();
-        let set = set.iter().enumerate().filter_map(|(index, memory)| Some((index, memory.as_ref()?)));
-        let places = set.map(|(index, memory)| memory.place(context, index, space)).collect::<Result<Vec<_>, _>>();
-        let places = checked(py, places)?;
-        if let Some(place) = places.iter().find(|place| place.space != space) {
-            let text = format!("it is in {}, and the context runs in {space}; set memory there", place.space);
-            let error = Error::new(ErrorKind::InvalidBuffer, text).about(|| format!("tensor {:?}", place.name));
-            return Err(exception(py, &error));
-        }
         let state = &mut *state;
-        if let MemorySpace::Cuda(ordinal) = space {
-            call(py, || made_on.iter().try_for_each(|made_on| cuda_stream(*made_on, ordinal)?.synchronize()))?;
-        }
+        let space = state.space();
+        let placed = state.placed(py, stream.is_some());
+        let places = state.prepared(py, placed)?;
         call(py, move || match (space, stream) {
             // SAFETY: the tensors are kept while they are set, and the program keeps the memory of
             // addresses and the stream until the run has ended.
@@ -320,17 +375,8 @@ impl Context {
     /// Runs on these tensors of the host's memory, whatever is set, and waits for the end.
     fn run(&self, py: Python<'_>, tensors: Vec<(String, Bound<'_, PyAny>)>) -> PyResult<()> {
         let mut state = self.state(py)?;
-        let mut kept = Vec::with_capacity(tensors.len());
-        let mut places = Vec::with_capacity(tensors.len());
-        for (name, object) in &tensors {
-            let index = state.index(py, name)?;
-            let tensor = state.tensor(index, object, MemorySpace::Host)?;
-            let memory = Memory::Tensor(tensor, MemorySpace::Host);
-            places.push(checked(py, memory.place(&state.context, index, MemorySpace::Host))?);
-            let Memory::Tensor(tensor, _) = memory else { continue };
-            kept.push(tensor);
-        }
-        check_apart(&kept)?;
+        let located = state.located(py, &tensors);
+        let (kept, places) = state.prepared(py, located)?;
         let result = {
             let state = &mut *state;
             // SAFETY: the tensors are kept until the end.

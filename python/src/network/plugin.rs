@@ -46,7 +46,10 @@ fn attached<R>(act: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R, Error> 
 
 fn failed(py: Python<'_>, raised: PyErr) -> Error {
     if raised.is_instance_of::<PyException>(py) {
-        return Error::new(ErrorKind::Plugin, format!("the plugin raised {raised}")).with_source(raised);
+        // The communicator goes on after this one.
+        let is_refused = errors::kind_is(py, &raised, ErrorKind::RunRefused);
+        let kind = if is_refused { ErrorKind::RunRefused } else { ErrorKind::Plugin };
+        return Error::new(kind, format!("the plugin raised {raised}")).with_source(raised);
     }
     // Ctrl-C, or the end of the program: it goes on behind this call.
     let error = Error::new(ErrorKind::Interrupted, format!("the plugin was interrupted by {raised}"));

@@ -262,7 +262,7 @@ static dcl_status_t attempt(const struct function *function, const uint64_t *arg
             has_ended_well = dcl_work_wait(POINTER_OF(dcl_work_t, *work)) == DCL_STATUS_SUCCESS;
         }
     }
-    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_NOT_A_MEMBER) {
+    if (status < DCL_STATUS_SUCCESS || status == DCL_STATUS_INTERNAL || status > DCL_STATUS_RUN_REFUSED) {
         complain(function, arguments, result, "not a status for this");
     }
     if (status != DCL_STATUS_SUCCESS && dcl_last_error_message(NULL, 0) == 0) {

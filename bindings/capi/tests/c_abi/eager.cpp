@@ -115,6 +115,12 @@ void run(dcl::Communicator communicator) {
     CHECK(dcl::TensorDict::map(path).value().get_nb_tensors().value() == 2);
     CHECK(unlink(path.c_str()) == 0);
 
+    communicator.begin_request(7).value();
+    auto ended = is_root ? communicator.end_request("no image") : communicator.end_request();
+    CHECK(is_root ? static_cast<bool>(ended) : ended.error().status() == dcl::Status::kRUN_REFUSED);
+    communicator.begin_request(8).value();
+    communicator.end_request().value();
+
     const auto group = communicator.new_group({1, 0}).value();
     CHECK(group.get_global_ranks().value() == dcl::Ranks({1, 0}));
     CHECK(group.get_global_rank(0).value() == 1 && group.get_group_rank(0).value() == 1);

@@ -152,6 +152,49 @@ static void in_a_bound_layer(dcl_communicator_t *communicator, int32_t rank, voi
     OK(dcl_bound_layer_free(bound));
 }
 
+/* Rank 1 leaves out a run of a layer, of a context, and a request. Both ranks go on. */
+static void in_a_run_and_a_request(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    const dcl_dims_t four = FOUR_FLOATS;
+    const char *names[] = {"x"};
+    float x[4] = {1, 2, 3, 4}, y[4];
+    dcl_layer_t *layer = new_layer(DCL_COLLECTIVE_ALL_REDUCE, 2);
+    dcl_bound_layer_t *bound;
+    OK(dcl_dist_collective_bind(layer, communicator, DCL_DATA_TYPE_FLOAT, &bound));
+    OK(dcl_layer_free(layer));
+    dcl_execution_context_t *context = new_context(2);
+    OK(dcl_execution_context_set_communicator(context, communicator));
+    OK(dcl_execution_context_set_input_shapes(context, names, &four, 1));
+    OK(dcl_execution_context_set_tensor_address(context, "x", x, sizeof x));
+    OK(dcl_execution_context_set_tensor_address(context, "y", y, sizeof y));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_communicator_end_request(communicator, NULL));
+    if (rank == 1) {
+        FAILS(DCL_STATUS_INVALID_ARGUMENT, dcl_bound_layer_refuse_run(bound, NULL));
+        OK(dcl_bound_layer_refuse_run(bound, "no image"));
+        OK(dcl_execution_context_refuse_run(context, "no image"));
+        OK(dcl_communicator_begin_request(communicator, 7));
+        OK(dcl_communicator_end_request(communicator, "no image"));
+    } else {
+        FAILS(DCL_STATUS_RUN_REFUSED, dcl_bound_layer_enqueue(bound, x, y, &four, NULL, NULL));
+        MESSAGE_HAS("rank 1 refused run 1: no image");
+        FAILS(DCL_STATUS_RUN_REFUSED, dcl_execution_context_enqueue(context, NULL, NULL));
+        MESSAGE_HAS("rank 1 refused run 1: no image");
+        OK(dcl_communicator_begin_request(communicator, 7));
+        FAILS(DCL_STATUS_RUN_REFUSED, dcl_execution_context_enqueue(context, NULL, NULL));
+        MESSAGE_HAS("rank 1 left the request: no image");
+        FAILS(DCL_STATUS_RUN_REFUSED, dcl_communicator_end_request(communicator, NULL));
+        MESSAGE_HAS("request 7: rank 1 left the request: no image");
+    }
+    OK(dcl_communicator_begin_request(communicator, 8));
+    OK(dcl_execution_context_enqueue(context, NULL, NULL));
+    CHECK(y[3] == 8);
+    OK(dcl_communicator_end_request(communicator, NULL));
+    OK(dcl_bound_layer_enqueue(bound, x, y, &four, NULL, NULL));
+    CHECK(y[0] == 2);
+    OK(dcl_bound_layer_free(bound));
+    OK(dcl_execution_context_free(context));
+}
+
 /* A plan for more ranks than there are, on both ranks and then on one. */
 static void in_a_communicator_of_a_context(dcl_communicator_t *communicator, int32_t rank, void *shared) {
     (void)shared;
@@ -281,6 +324,7 @@ int main(void) {
     in_a_plan();
     on_ranks(2, in_binding, NULL);
     on_ranks(2, in_a_bound_layer, NULL);
+    on_ranks(2, in_a_run_and_a_request, NULL);
     on_ranks(2, in_a_communicator_of_a_context, NULL);
     on_ranks(2, in_a_context, NULL);
     on_ranks(2, lengths_differ, NULL);

@@ -9,7 +9,7 @@ static void the_version_is_the_header_s(void) {
 }
 
 static void numbers_have_names(void) {
-    CHECK(strcmp(dcl_status_name(22), "unknown status") == 0);
+    CHECK(strcmp(dcl_status_name(23), "unknown status") == 0);
     CHECK(strcmp(dcl_status_name(-1), "unknown status") == 0);
     static const char *const statuses[] = {"DCL_STATUS_SUCCESS",        "DCL_STATUS_INVALID_ARGUMENT",
                                            "DCL_STATUS_INVALID_HANDLE", "DCL_STATUS_INVALID_NETWORK",
@@ -22,7 +22,7 @@ static void numbers_have_names(void) {
                                            "DCL_STATUS_PLUGIN",         "DCL_STATUS_SYSTEM",
                                            "DCL_STATUS_INTERNAL",       "DCL_STATUS_INTERRUPTED",
                                            "DCL_STATUS_PENDING",
-                                           "DCL_STATUS_NOT_A_MEMBER"};
+                                           "DCL_STATUS_NOT_A_MEMBER",   "DCL_STATUS_RUN_REFUSED"};
     for (int32_t status = 0; status < (int32_t)LENGTH_OF(statuses); status++) {
         CHECK(strcmp(dcl_status_name(status), statuses[status]) == 0);
     }

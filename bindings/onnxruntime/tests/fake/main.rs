@@ -3,11 +3,12 @@
 mod allocator;
 mod runtime;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use allocator::{allocations, live_bytes};
-use distcollective::{Communicator, Result};
+use distcollective::{Communicator, Error, ErrorKind, Result};
 use distcollective_onnxruntime::SessionCommunicator;
 use runtime::{Context, Node, Runtime, Session, Value, domain_count, fail_after, live};
 
@@ -379,7 +380,7 @@ fn nodes_in_another_order_are_an_error_on_every_rank() {
     for (error, name) in errors.iter().zip(["first", "second"]) {
         let begin = format!("1: rank {{}}: layer \"{name}\" (all_reduce): ranks disagree on collective ");
         let begin = begin.replace("{}", if name == "first" { "0" } else { "1" });
-        assert!(error.starts_with(&begin) && error.contains(" in bound layer "), "{error}");
+        assert!(error.starts_with(&begin) && error.contains(" of context or layer "), "{error}");
     }
 }
 
@@ -419,4 +420,86 @@ fn nodes_at_the_same_time_are_an_error_on_every_rank() {
             assert!(error.contains(text), "{error}");
         });
     });
+}
+
+/// Rank 1 refuses the first run and later ones. Both ranks go on to the next run.
+#[test]
+fn what_one_rank_refuses_is_an_error_on_the_other() {
+    const FLOAT64: i32 = 11;
+    on_ranks(2, |communicator, value| {
+        let node = Node::new("node", "reduce_scatter");
+        let session = Session::new(&Runtime::CURRENT, value, &node).expect("a session");
+        for (run, refused) in [true, true, false, true, false, false, true, true, false].into_iter().enumerate() {
+            let refuses = refused && communicator.rank().0 == 1;
+            // Before the type is known, and after.
+            let bytes = if refuses && run > 2 { vec![1; 3] } else { vec![run as u8; 2] };
+            let input = match refuses && run <= 2 {
+                true => Value { element_type: FLOAT64, ..Value::bytes(&bytes) },
+                false => Value::bytes(&bytes),
+            };
+            let mut context = Context::new(input, 1);
+            match (session.run(&mut context), refused) {
+                (Ok(()), false) => assert_eq!(context.output.expect("an output").data, [2 * run as u8]),
+                (Err(text), true) if refuses => assert!(!text.contains("refused"), "{text}"),
+                (Err(text), true) => {
+                    let reason = if run <= 2 { "the input's elements are float64" } else { "dimension 0 is 3" };
+                    assert!(text.contains("rank 1 refused ") && text.contains(reason), "{text}");
+                }
+                (result, _) => panic!("run {run}: {result:?}"),
+            }
+        }
+        communicator.barrier().expect("it works");
+    });
+}
+
+/// Threads of each rank serve requests through one session, in any order. One rank fails some of
+/// them before the node, in it, or after it.
+#[test]
+fn requests_are_answered_alike_on_every_rank() {
+    const REQUESTS: u64 = 100;
+    for threads in [1, 2, 4, 16] {
+        let orders = on_ranks(2, |communicator, value| {
+            let node = Node::new("node", "reduce_scatter");
+            let session = Session::new(&Runtime::CURRENT, value, &node).expect("a session");
+            let (next, order, rank) = (AtomicU64::new(0), Mutex::new(Vec::new()), u64::from(communicator.rank().0));
+            let answer = |id: u64, fails: u64| {
+                let own = || Err(Error::new(ErrorKind::Plugin, "the program's own"));
+                let bytes = vec![id as u8; if fails == 2 { 3 } else { 2 }];
+                let mut context = Context::new(Value::bytes(&bytes), 1);
+                if fails == 1 {
+                    return own();
+                }
+                session.run(&mut context).map_err(|text| Error::new(ErrorKind::System, text))?;
+                if fails == 3 { own() } else { Ok(context.output.expect("an output").data[0]) }
+            };
+            std::thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        loop {
+                            let id = next.fetch_add(1, Ordering::Relaxed);
+                            if id >= REQUESTS {
+                                break;
+                            }
+                            std::thread::sleep(Duration::from_micros((id * 7 + rank * 31) % 100));
+                            let (failing, stage) = (id / 3 % 2, if id % 3 == 0 { 1 + id / 6 % 3 } else { 0 });
+                            let result = communicator.request(id, || {
+                                order.lock().expect("no panic").push(id);
+                                answer(id, if rank == failing { stage } else { 0 })
+                            });
+                            match (result, stage) {
+                                (Ok(sum), 0) => assert_eq!(sum, (2 * id) as u8),
+                                (Err(error), 1..) => {
+                                    let text = format!("rank {failing} left the request");
+                                    assert!(rank == failing || error.to_string().contains(&text), "{id}: {error}");
+                                }
+                                (result, _) => panic!("request {id} on rank {rank}: {result:?}"),
+                            }
+                        }
+                    });
+                }
+            });
+            order.into_inner().expect("no panic")
+        });
+        assert!(orders[0].len() == REQUESTS as usize && orders[0] == orders[1], "{threads}: {orders:?}");
+    }
 }
