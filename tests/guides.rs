@@ -207,7 +207,7 @@ fn every_command_of_the_program_exists() {
     assert!(count >= 10, "only {count} commands were found");
 }
 
-/// `docs/src/errors.md` quotes errors in tables; `tests/suite/errors/guide.rs` makes them.
+/// Other errors stand in tables; `tests/suite/errors/guide.rs` makes them.
 #[test]
 fn a_command_whose_output_is_an_error_says_it() {
     let folder = product("distcollective").parent().expect("a folder").to_owned();
