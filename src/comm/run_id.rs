@@ -28,11 +28,6 @@ impl RunId {
         RunId(IN_REQUEST | (request & COUNT_MASK))
     }
 
-    /// The run in a request.
-    fn in_request(self, request: u64) -> Self {
-        RunId(self.0 >> OWNER_SHIFT << OWNER_SHIFT | Self::of_request(request).0)
-    }
-
     /// Whether a rank that refuses this leaves out `other` too: the same run, or a call in the
     /// request.
     pub(super) fn includes(self, other: Self) -> bool {
@@ -69,7 +64,7 @@ impl fmt::Display for RunId {
 }
 
 /// Counts the runs of a context on its communicator, or of a bound layer: those that were begun,
-/// and those that were refused. Runs in requests are not counted.
+/// and those that were refused. Runs in requests are counted only if the network has groups.
 #[derive(Debug)]
 pub(crate) struct RunCounter {
     /// The number of the context or layer.
@@ -116,7 +111,7 @@ impl<'a> CountedRun<'a> {
             (None, None) => 0,
             (Some(run), None) => run.id().0,
             (None, Some(request)) => RunId::of_request(request).0,
-            (Some(run), Some(request)) => RunId::new(run.runs.owner.get().into(), 0).in_request(request).0,
+            (Some(run), Some(request)) => RunId::of_request(request).0 | u64::from(run.runs.owner.get()) << OWNER_SHIFT,
         }
     }
 }

@@ -227,7 +227,8 @@ impl CommunicatorBinding {
         });
         let (members, extent) = (members.collect(), Extent::Run);
         // A plugin may make calls of its own, in which other ranks would wait.
-        let can_go_on = !self.engine.network.has_plugins() || communicator.is_in_request();
+        let is_alone = communicator.world_size() == 1;
+        let can_go_on = is_alone || !self.engine.network.has_plugins() || communicator.is_in_request();
         Some(RefusedRun { communicator, members, can_go_on, extent, runs, reason, deadline })
     }
 

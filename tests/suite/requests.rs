@@ -362,6 +362,15 @@ fn a_refused_run_with_plugins_ends_the_communicator() {
     kinds.into_iter().flatten().for_each(|kind| assert_eq!(kind.expect("an error"), ErrorKind::Aborted));
 }
 
+/// A rank that is alone leaves nobody waiting.
+#[test]
+fn a_mistake_of_a_rank_that_is_alone_ends_nothing() {
+    let communicator = Communicator::builder().in_process(1).expect("one rank").remove(0);
+    let mut context = context_with_a_plugin(&communicator).expect("it fits");
+    context.execute(inputs!["x" => &[1, 2]], outputs!["y" => &mut [0]]).expect_err("two elements");
+    communicator.check().expect("it works");
+}
+
 /// Rank 2 is in no group. All ranks count the runs alike, in requests and outside.
 #[test]
 fn runs_with_groups_are_counted_alike_in_requests_and_outside() {
