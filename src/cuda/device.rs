@@ -11,6 +11,7 @@ use super::deferred_release::DeferredRelease;
 use super::driver::{check, load};
 use super::helper;
 use super::kernels::Kernels;
+use super::memory::SpareMemory;
 use super::point::StreamState;
 use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUstreamCaptureMode};
 use super::{CudaStream, KEEP_TIMEOUT, Transfer};
@@ -34,6 +35,7 @@ pub(crate) struct Device {
     /// For `read` and `write`, made at the first of them.
     copying: Mutex<Option<(CudaStream, Transfer)>>,
     deferred: DeferredRelease,
+    pub(super) spare: SpareMemory,
     /// The library's streams and the caller's, also dropped ones whose work goes on.
     streams: Mutex<Vec<Arc<StreamState>>>,
     process: ProcessGuard,
@@ -66,6 +68,14 @@ pub(super) fn settle_all(deadline: Instant) {
     // A thread that opens a GPU may never come back.
     let Ok(open) = OPEN.try_lock() else { return };
     open.iter().for_each(|device| device.settle(deadline.saturating_duration_since(Instant::now())));
+}
+
+/// Frees the memory that devices keep for later use.
+pub(super) fn free_spare_memory() {
+    for device in &*lock(&OPEN) {
+        let of = Arc::clone(device);
+        device.release_later("spare memory", move || of.spare.free());
+    }
 }
 
 impl Device {
@@ -124,6 +134,7 @@ impl Device {
             kernels: Kernels::default(),
             copying: Mutex::default(),
             deferred: DeferredRelease::default(),
+            spare: SpareMemory::default(),
             streams: Mutex::default(),
             process: ProcessGuard::current(),
         })
@@ -224,6 +235,14 @@ impl Device {
         let streams = lock(&self.streams).clone();
         let deadline = Instant::now() + KEEP_TIMEOUT;
         streams.iter().try_for_each(|stream| stream.finish(deadline))
+    }
+
+    /// Waits for all that was enqueued on streams that the library knows, but not for captures. So
+    /// begin calls of CUDA that would wait for it and hold back launches meanwhile, also the launch
+    /// of another rank that the work waits for.
+    pub(super) fn drain(&self, deadline: Instant) -> Result<()> {
+        let streams = lock(&self.streams).clone();
+        streams.iter().try_for_each(|stream| stream.drain(deadline))
     }
 
     pub(super) fn context(&self) -> CUcontext {

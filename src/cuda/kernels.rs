@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::fmt::{self, Write};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use super::driver::check;
 use super::gather::{GatherPlan, MAX_TILED_BYTES};
@@ -22,6 +23,9 @@ const BLOCK: u32 = 256;
 
 /// The most blocks for each multiprocessor. The threads of a kernel loop over the rest.
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
+
+/// How long the work may take that runs when kernels are loaded.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The bytes that a thread handles in one step: a packet of `cuda/packet.h`.
 const BYTES_PER_THREAD: u64 = 16;
@@ -129,6 +133,8 @@ impl Device {
             let _ = writeln!(text, "{}", kernel.source()?.1);
         }
         let cubin = nvrtc::compile(&text, self.capability)?;
+        // Loading waits for all work of the process on the GPU, and holds back launches meanwhile.
+        self.drain(Instant::now() + LOAD_TIMEOUT)?;
         let _current = self.enter()?;
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin. The module is never unloaded: enqueued work may use

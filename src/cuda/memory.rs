@@ -1,27 +1,21 @@
 //! Memory of a GPU, and pinned memory of the host.
+//!
+//! In a process of several ranks dropped memory is kept for the next allocation of its size, until
+//! an allocation fails or the other ranks have gone (see `ranks`).
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use super::Device;
 use super::driver::check;
-use super::helper::Sent;
 use super::sys::{self, CUdeviceptr};
-use crate::error::{Error, Result, error};
+use super::{Device, RankOfProcess};
+use crate::error::{Result, error};
+use crate::util::lock;
 
 /// How long an allocation that fails waits for dropped memory to be freed before it tries again.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Memory on a GPU.
-pub(crate) struct DeviceMemory {
-    pub(crate) device: Arc<Device>,
-    pub(crate) start: NonNull<u8>,
-    byte_len: usize,
-    /// A number that other memory at the same address does not have.
-    pub(crate) generation: u64,
-}
 
 /// A number that no other memory has. CUDA may give the same address to other memory later.
 pub(crate) fn new_generation() -> u64 {
@@ -29,87 +23,176 @@ pub(crate) fn new_generation() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-// SAFETY: an address; the calls that use it are unsafe themselves.
-unsafe impl Send for DeviceMemory {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceMemory {}
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AllocationKind {
+    Device,
+    Pinned,
+}
 
-impl DeviceMemory {
-    /// Allocates `byte_len` bytes, not initialized; for 0 bytes one, so that there is an address.
-    pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
-        let allocate = || {
-            // Another thread's capture goes on.
-            let _current = device.enter_relaxed()?;
-            let mut address: CUdeviceptr = 0;
-            // SAFETY: writes one address.
-            check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len.max(1)) })?;
-            Ok::<_, Error>(address)
+/// What CUDA has allocated.
+#[derive(Clone, Copy)]
+struct CudaAllocation {
+    kind: AllocationKind,
+    start: NonNull<u8>,
+    byte_len: usize,
+}
+
+// SAFETY: an address; the calls that use it are unsafe themselves.
+unsafe impl Send for CudaAllocation {}
+// SAFETY: as above.
+unsafe impl Sync for CudaAllocation {}
+
+impl CudaAllocation {
+    /// Asks CUDA for it. Another thread's capture goes on.
+    fn allocate(device: &Device, kind: AllocationKind, byte_len: usize) -> Result<Self> {
+        let _current = device.enter_relaxed()?;
+        let (name, address) = match kind {
+            AllocationKind::Device => {
+                let mut address: CUdeviceptr = 0;
+                // SAFETY: writes one address.
+                check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, byte_len) })?;
+                ("cuMemAlloc", address as *mut u8)
+            }
+            AllocationKind::Pinned => {
+                let mut address = std::ptr::null_mut();
+                // SAFETY: writes one address.
+                check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len, 0) })?;
+                ("cuMemHostAlloc", address.cast())
+            }
         };
+        let start = NonNull::new(address).ok_or_else(|| error!(System, "{name} gave no address"))?;
+        Ok(CudaAllocation { kind, start, byte_len })
+    }
+
+    /// The caller has made the device current, and no work uses the memory.
+    fn free(self) -> Result<()> {
+        let address = self.start.as_ptr();
+        match self.kind {
+            // SAFETY: `allocate` made it, and it is freed once.
+            AllocationKind::Device => check("cuMemFree", unsafe { sys::cuMemFree_v2(address as CUdeviceptr) }),
+            // SAFETY: as above.
+            AllocationKind::Pinned => check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.cast()) }),
+        }
+    }
+
+    /// A kept allocation of this length, at most of twice the length, or a new one; for 0 bytes one
+    /// of a byte, so that there is an address.
+    fn take(device: &Arc<Device>, kind: AllocationKind, byte_len: usize) -> Result<Self> {
+        let byte_len = byte_len.max(1);
+        if let Some(allocation) = device.spare.take(kind, byte_len) {
+            return Ok(allocation);
+        }
         // Dropped memory is freed later, by a thread of the device. What dropped work used may not
         // have been dropped yet.
-        let address = allocate().or_else(|_| {
+        Self::allocate(device, kind, byte_len).or_else(|error| {
             device.sweep();
             device.settle(RELEASE_TIMEOUT);
-            allocate()
+            // Another rank of the process may wait for this one.
+            device.drain(Instant::now() + RELEASE_TIMEOUT).map_err(|_| error)?;
+            let _current = device.enter_relaxed()?;
+            device.spare.free()?;
+            Self::allocate(device, kind, byte_len)
+        })
+    }
+
+    /// Frees it when no work uses it any more, or keeps it then for the next.
+    fn release_later(self, device: &Arc<Device>) {
+        let of = Arc::clone(device);
+        let what = match self.kind {
+            AllocationKind::Device => "cuMemFree",
+            AllocationKind::Pinned => "cuMemFreeHost",
+        };
+        device.release_later(what, move || {
+            of.spare.put(self);
+            if RankOfProcess::are_several() { Ok(()) } else { of.spare.free() }
         });
-        let address = address.map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
-        let start = NonNull::new(address as *mut u8).ok_or_else(|| error!(System, "cuMemAlloc gave no address"))?;
-        Ok(DeviceMemory { device: Arc::clone(device), start, byte_len, generation: new_generation() })
+    }
+}
+
+/// The allocations of a device that nothing uses.
+#[derive(Default)]
+pub(super) struct SpareMemory(Mutex<Vec<CudaAllocation>>);
+
+impl SpareMemory {
+    fn put(&self, allocation: CudaAllocation) {
+        lock(&self.0).push(allocation);
+    }
+
+    /// The shortest of the allocations that are as long and not twice as long.
+    fn take(&self, kind: AllocationKind, byte_len: usize) -> Option<CudaAllocation> {
+        let mut allocations = lock(&self.0);
+        let fits = |allocation: &CudaAllocation| {
+            allocation.kind == kind && (byte_len..=2 * byte_len).contains(&allocation.byte_len)
+        };
+        let fitting = allocations.iter().enumerate().filter(|(_, allocation)| fits(allocation));
+        let shortest = fitting.min_by_key(|(_, allocation)| allocation.byte_len).map(|(index, _)| index);
+        shortest.map(|index| allocations.swap_remove(index))
+    }
+
+    /// Frees all. The caller has made the device current.
+    pub(super) fn free(&self) -> Result<()> {
+        let allocations = std::mem::take(&mut *lock(&self.0));
+        allocations.into_iter().map(CudaAllocation::free).fold(Ok(()), Result::and)
+    }
+}
+
+/// Memory on a GPU.
+pub(crate) struct DeviceMemory {
+    pub(crate) device: Arc<Device>,
+    allocation: CudaAllocation,
+    /// A number that other memory at the same address does not have.
+    pub(crate) generation: u64,
+}
+
+impl DeviceMemory {
+    /// At least `byte_len` bytes, not initialized.
+    pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
+        let allocation = CudaAllocation::take(device, AllocationKind::Device, byte_len)
+            .map_err(|e| e.about(|| format!("{byte_len} bytes on GPU {}", device.ordinal())))?;
+        Ok(DeviceMemory { device: Arc::clone(device), allocation, generation: new_generation() })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.allocation.start
     }
 
     pub(crate) fn address(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.allocation.start.as_ptr()
     }
 
     pub(crate) fn byte_len(&self) -> usize {
-        self.byte_len
+        self.allocation.byte_len
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let address = self.address() as CUdeviceptr;
-        self.device.release_later("cuMemFree", move || {
-            // SAFETY: allocated by `new`, and freed once.
-            check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
-        });
+        self.allocation.release_later(&self.device);
     }
 }
 
 /// Pinned memory of the host, which a GPU copies to and from without the processor.
 pub(crate) struct PinnedMemory {
     device: Arc<Device>,
-    pub(crate) start: NonNull<u8>,
+    allocation: CudaAllocation,
 }
 
-// SAFETY: an address; the calls that use it are unsafe themselves.
-unsafe impl Send for PinnedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedMemory {}
-
 impl PinnedMemory {
-    /// Allocates `byte_len` bytes, not initialized; for 0 bytes one, so that there is an address.
+    /// At least `byte_len` bytes, not initialized.
     pub(crate) fn new(device: &Arc<Device>, byte_len: usize) -> Result<Self> {
-        let _current = device.enter()?;
-        let mut address = std::ptr::null_mut();
-        // SAFETY: writes one address.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut address, byte_len.max(1), 0) })?;
-        let start = NonNull::new(address.cast()).ok_or_else(|| error!(System, "cuMemHostAlloc gave no address"))?;
-        Ok(PinnedMemory { device: Arc::clone(device), start })
+        Ok(PinnedMemory {
+            device: Arc::clone(device),
+            allocation: CudaAllocation::take(device, AllocationKind::Pinned, byte_len)?,
+        })
     }
 
-    pub(super) fn address(&self) -> *mut u8 {
-        self.start.as_ptr()
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.allocation.start
     }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // SAFETY: an address, which only the closure uses from here on.
-        let address = unsafe { Sent::new(self.start) };
-        self.device.release_later("cuMemFreeHost", move || {
-            // SAFETY: allocated by `new`, and freed once.
-            check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address.into_inner().as_ptr().cast()) })
-        });
+        self.allocation.release_later(&self.device);
     }
 }

@@ -215,6 +215,18 @@ impl StreamState {
         last.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
     }
 
+    /// Waits for everything that was enqueued so far. While the stream is captured, only for the
+    /// work of which an event is there.
+    pub(super) fn drain(&self, deadline: Instant) -> Result<()> {
+        let mut marks = lock(&self.marks);
+        if marks.is_open {
+            self.mark(&mut marks)?;
+        }
+        let event = marks.last.as_ref().map(|mark| mark.event.clone());
+        drop(marks);
+        event.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
+    }
+
     /// Keeps a value that enqueued work uses, until the end of the work.
     pub(crate) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
         lock(&self.kept).values.push((until, value));

@@ -62,7 +62,7 @@ impl Transfer {
             let len = PIECE.min(byte_len - start);
             let piece = &mut self.pieces[turn % 2];
             piece.wait(deadline, alive)?;
-            let address = piece.memory.address();
+            let address = piece.memory.start().as_ptr();
             let _current = stream.device().enter()?;
             // SAFETY: the caller promises both ranges; the piece is at least as long, and the GPU
             // does not use it.
@@ -103,8 +103,9 @@ impl Transfer {
                 // SAFETY: the caller promises both ranges; the piece is at least as long, and the
                 // GPU does not
                 // use it.
-                let result =
-                    unsafe { sys::cuMemcpyDtoHAsync_v2(piece.memory.address().cast(), from, len(turn), stream.raw()) };
+                let result = unsafe {
+                    sys::cuMemcpyDtoHAsync_v2(piece.memory.start().as_ptr().cast(), from, len(turn), stream.raw())
+                };
                 check("cuMemcpyDtoHAsync", result)?;
                 piece.in_use = Some(stream.record()?);
             }
@@ -112,7 +113,7 @@ impl Transfer {
                 let piece = &mut self.pieces[before % 2];
                 piece.wait(deadline, alive)?;
                 // SAFETY: the caller promises `to`; the GPU's copy into the piece has ended.
-                unsafe { to.add(before * PIECE).copy_from_nonoverlapping(piece.memory.address(), len(before)) };
+                unsafe { to.add(before * PIECE).copy_from_nonoverlapping(piece.memory.start().as_ptr(), len(before)) };
             }
         }
         Ok(())

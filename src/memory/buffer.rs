@@ -82,7 +82,7 @@ pub(crate) trait Lease: Send + Sync {
 
 impl Lease for DeviceMemory {
     fn address(&self) -> NonNull<u8> {
-        self.start
+        self.start()
     }
 
     fn device(&self) -> Option<&Arc<Device>> {
@@ -97,7 +97,7 @@ impl Lease for DeviceMemory {
 /// Pinned memory is host memory, so the lease names no GPU.
 impl Lease for PinnedMemory {
     fn address(&self) -> NonNull<u8> {
-        self.start
+        self.start()
     }
 }
 
@@ -148,7 +148,7 @@ impl Buffer {
         let byte_len = shape.byte_len(data_type);
         let memory = PinnedMemory::new(device, byte_len)?;
         // SAFETY: the memory is as long, and only this function has it.
-        unsafe { memory.start.write_bytes(0, byte_len) };
+        unsafe { memory.start().write_bytes(0, byte_len) };
         // SAFETY: the memory is as long, zeroed, aligned to a page by CUDA, and only this buffer
         // has it.
         unsafe { Self::leased(Box::new(memory), byte_len) }?.reshaped(data_type, shape)

@@ -15,6 +15,7 @@ mod graphs;
 mod interrupts;
 mod libraries;
 mod messages;
+mod sharing;
 mod stuck;
 mod waits;
 mod windows;
@@ -123,6 +124,7 @@ fn child() {
         ["exact", ref name @ ..] => exact::play(&name.join(" "), ranks),
         ["contexts", ref name @ ..] => contexts::play(&name.join(" "), ranks),
         ["ends", name] => ends::play(name, ranks),
+        ["sharing", name] => sharing::play(name, ranks),
         ["stuck", ref name @ ..] => stuck::play(&name.join(" "), ranks),
         ["windows", ref name @ ..] => windows::play(&name.join(" "), ranks),
         ["faults", ref name @ ..] => faults::play(&name.join(" "), ranks),

@@ -73,14 +73,16 @@ def steps(folder, machine, arguments):
     if machine.ranks > 1:
         more = ["eager", "contexts graphs", "contexts capture", "contexts groups"]
         on_ranks = on_gpus(n, **sharing)
-        yield Step(f"suite, {n} ranks", [suite("nccl::two_ranks", "nccl::contexts")], 150, on_ranks)
+        yield Step(f"suite, {n} ranks", [suite("nccl::two_ranks", "nccl::contexts", "nccl::sharing")], 150, on_ranks)
         filters = ["nccl::two_exact_ranks", "nccl::exact"]
         commands = [suite(*filters), bench("exact", "--ranks", n)]
         yield Step(f"exact mode, {n} ranks", commands, 60, on_ranks)
         yield Step(f"eager calls and graphs, {n} ranks", [role(name, n) for name in more], 60, on_ranks)
         yield Step(f"calls, {n} ranks as threads", [bench("calls", "--ranks", n, "--seconds", "40")], 75, sharing)
         one_process = "the test libraries have all ranks in one process" if arguments.fakes else None
-        commands = [[*launch, *bench("calls", "--launched", "--seconds", "40")]]
+        # Processes take turns on a GPU that they share, so that a call takes milliseconds.
+        quick = arguments.quick or machine.shares_a_gpu
+        commands = [[*launch, *bench("calls", "--launched", "--seconds", "40", quick=quick)]]
         yield Step(f"calls, {n} ranks as processes", commands, 75, sharing, skipped=one_process)
         yield Step(f"command line, {n} ranks as threads", [demo(n), swept(n)], 40, sharing, shows=True)
         commands = [[*launch, program("distcollective"), "env", "--backend", "nccl"], swept(n, "--processes")]

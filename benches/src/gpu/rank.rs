@@ -46,9 +46,10 @@ fn on_rank(communicator: Communicator, body: &impl Fn(&Caller) -> Result<()>) ->
     let stream = distcollective::Stream::cuda(ordinal)?;
     let caller = Caller { communicator, stream, bare, bare_stream: Stream::new(cuda)? };
     body(&caller)?;
-    caller.bare.end()?;
+    // Destroying a communicator holds back the launches of the other ranks of this process, so none
+    // may follow.
     caller.communicator.finalize()?;
-    Ok(())
+    caller.bare.end()
 }
 
 /// The root of every collective that has one.

@@ -22,7 +22,7 @@ use super::library::NcclLibrary;
 use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
-use crate::cuda::{Device, gpu_wait};
+use crate::cuda::{Device, Ended, RankOfProcess, gpu_wait};
 use crate::error::{Error, Result};
 use crate::util::interrupt;
 use crate::util::wait::Wait;
@@ -429,7 +429,7 @@ impl Drop for NcclHandle {
         // more.
         let raw = unsafe { Sent::new(self.raw) };
         // This thread may be the one that drops the peers' handles, after this one.
-        helper::detach("ncclCommDestroy", move || {
+        let destroy = move |_ended: Ended| {
             let Ok(_current) = device.enter_relaxed() else { return };
             let raw = raw.into_inner();
             let mut wait = Wait::until(Instant::now() + DESTROY_TIMEOUT);
@@ -448,7 +448,8 @@ impl Drop for NcclHandle {
                     windows.end();
                 }
             }
-        });
+        };
+        RankOfProcess::when_alone(move |ended| helper::detach("ncclCommDestroy", move || destroy(ended)));
     }
 }
 

@@ -8,8 +8,9 @@
  *   - A graph is the list of the recorded operations, in the order of recording.
  *   - NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD all mean the default stream of the current
  *     context, which waits for no other stream.
- *   - cuMemFree waits for all streams of the context. The driver's reference allows it ("this API
- *     may perform implicit synchronization").
+ *   - cuMemFree, cuMemFreeHost and cuModuleLoadData wait for all streams of the context, and hold
+ *     back what any thread enqueues on the context meanwhile, as an H100's driver (580) does.
+ *     Allocations, streams, events and graphs wait for nothing.
  *   - Fresh device memory is filled with 0xcd, freed memory with 0xdd.
  *   - The library ends the process with a message if the program has written to freed memory, or
  *     frees memory that a queued copy or memset uses. No error code would show where the mistake
@@ -105,6 +106,13 @@ enum {
 /* How many there are now of a kind: "device memory", "pinned memory", "context", "stream",
  * "event", "module", "graph", "graph exec". */
 EXPORT size_t fake_cuda_live(const char *kind);
+
+/* Memory as cuMemCreate and cuMemMap give it, the release of which waits for nothing. */
+EXPORT CUresult fake_cuda_map(CUdeviceptr *address, size_t size);
+EXPORT CUresult fake_cuda_unmap(CUdeviceptr address);
+
+/* Waits as cuMemFree does, and frees nothing. */
+EXPORT CUresult fake_cuda_wait_as_free(void);
 
 /* How often the function has been called. */
 EXPORT uint64_t fake_cuda_calls(const char *function);

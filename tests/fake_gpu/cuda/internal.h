@@ -74,6 +74,8 @@ struct context {
     struct context *next;
     int device;
     int retained;
+    /* Calls that wait for all its work and hold back what is enqueued meanwhile. */
+    unsigned holds;
     CUcontext handle;
     struct stream *default_stream;
 };
@@ -190,6 +192,8 @@ void stream_push(struct stream *stream, const struct operation *operation);
 void stream_drain(struct stream *stream);
 /* The same for all streams of a context. */
 void context_drain(const struct context *context);
+/* The same, and what is enqueued on the context meanwhile waits until this is over. */
+void context_drain_held(struct context *context);
 /* Whether any queue names this memory. */
 bool streams_use(const void *address, size_t size);
 

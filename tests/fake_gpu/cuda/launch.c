@@ -41,6 +41,7 @@ static CUresult load(CUmodule *handle) {
     TRY(refuse_unsafe_call());
     struct module *module = allocate(sizeof *module);
     module->context = current_context();
+    context_drain_held(module->context);
     *handle = handle_new(HANDLE_MODULE, module);
     return CUDA_SUCCESS;
 }
@@ -68,6 +69,7 @@ static CUresult unload(CUmodule handle) {
     struct module *module = handle_get(HANDLE_MODULE, handle);
     if (module == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
+    context_drain(module->context);
     while (module->functions != NULL) {
         struct function *function = module->functions;
         module->functions = function->next;

@@ -77,7 +77,10 @@ static void check(const struct allocation *allocation) {
     }
 }
 
-static CUresult drop(const void *address, bool pinned) {
+/* Whether the release waits for the work of the context, as cuMemFree and cuMemFreeHost do. */
+enum release { WAITS, DOES_NOT_WAIT };
+
+static CUresult drop(const void *address, bool pinned, enum release release) {
     TRY(refuse_unsafe_call());
     struct allocation **place = &allocations;
     while (*place != NULL && ((*place)->address != address || (*place)->pinned != pinned))
@@ -89,8 +92,8 @@ static CUresult drop(const void *address, bool pinned) {
         fatal("memory at %p is freed while a queued operation names it", (void *)allocation->address);
     /* Others do not see it any more while this waits. */
     *place = allocation->next;
-    if (!pinned)
-        context_drain(allocation->context);
+    if (release == WAITS)
+        context_drain_held(allocation->context);
     live[pinned]--;
     if (!pinned)
         used[allocation->context->device] -= allocation->size;
@@ -130,7 +133,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     ENTER(CONTEXT);
-    return address == 0 ? CUDA_SUCCESS : LOCKED(drop((void *)(uintptr_t)address, false));
+    return address == 0 ? CUDA_SUCCESS : LOCKED(drop((void *)(uintptr_t)address, false, WAITS));
 }
 
 EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
@@ -147,7 +150,30 @@ EXPORT CUresult cuMemAllocHost_v2(void **address, size_t size) {
 
 EXPORT CUresult cuMemFreeHost(void *address) {
     ENTER(CONTEXT);
-    return LOCKED(drop(address, true));
+    return LOCKED(drop(address, true, WAITS));
+}
+
+static CUresult wait_as_free(void) {
+    context_drain_held(current_context());
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_cuda_wait_as_free(void) {
+    ENTER(CONTEXT);
+    return LOCKED(wait_as_free());
+}
+
+EXPORT CUresult fake_cuda_map(CUdeviceptr *address, size_t size) {
+    ENTER(CONTEXT);
+    void *memory = NULL;
+    TRY(LOCKED(add(&memory, size, false)));
+    *address = (CUdeviceptr)(uintptr_t)memory;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult fake_cuda_unmap(CUdeviceptr address) {
+    ENTER(CONTEXT);
+    return LOCKED(drop((void *)(uintptr_t)address, false, DOES_NOT_WAIT));
 }
 
 static CUresult get_info(size_t *free_bytes, size_t *total_bytes) {

@@ -94,8 +94,11 @@ CUresult stream_get(CUstream handle, struct stream **stream) {
 }
 
 CUresult stream_for_work(CUstream handle, struct stream **stream) {
+    struct context *context = current_context();
+    while (context->holds > 0)
+        pthread_cond_wait(&changed, &lock);
     TRY(stream_get(handle, stream));
-    return (*stream)->context == current_context() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return (*stream)->context == context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult stream_submit(struct stream *stream, const struct operation *operation) {
@@ -166,6 +169,13 @@ void context_drain(const struct context *context) {
             stream_drain(stream);
         stream = busy ? streams : stream->next;
     }
+}
+
+void context_drain_held(struct context *context) {
+    context->holds++;
+    context_drain(context);
+    context->holds--;
+    pthread_cond_broadcast(&changed);
 }
 
 /* "It is also invalid to query the execution status of or synchronize a broader handle which

@@ -384,6 +384,13 @@ EXPORT ncclResult_t ncclCommDestroy(ncclComm_t handle) {
     bool flushed = communicator->stage != ALIVE;
     pthread_mutex_unlock(&lock);
     ncclResult_t result = flushed ? ncclSuccess : flush(communicator, NULL);
+    /* It calls cudaFreeHost (commFree in init.cc). */
+    void *popped;
+    const struct driver *cuda = driver();
+    if (cuda->context_push(communicator->context) == 0) {
+        cuda->wait_as_free();
+        cuda->context_pop(&popped);
+    }
     pthread_mutex_lock(&lock);
     end(communicator, DESTROYED);
     pthread_mutex_unlock(&lock);

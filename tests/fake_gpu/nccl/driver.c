@@ -23,8 +23,9 @@ static void load(void) {
         {&functions.pointer_get_attribute, "cuPointerGetAttribute"},
         {&functions.stream_is_capturing, "cuStreamIsCapturing"},
         {&functions.launch_host_function, "cuLaunchHostFunc"},
-        {&functions.memory_allocate, "cuMemAlloc_v2"},
-        {&functions.memory_free, "cuMemFree_v2"},
+        {&functions.wait_as_free, "fake_cuda_wait_as_free"},
+        {&functions.memory_map, "fake_cuda_map"},
+        {&functions.memory_unmap, "fake_cuda_unmap"},
     };
     found = true;
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {

@@ -36,8 +36,9 @@ struct driver {
     int (*pointer_get_attribute)(void *data, int attribute, unsigned long long address);
     int (*stream_is_capturing)(void *stream, int *status);
     int (*launch_host_function)(void *stream, void (*function)(void *data), void *data);
-    int (*memory_allocate)(unsigned long long *address, size_t size);
-    int (*memory_free)(unsigned long long address);
+    int (*wait_as_free)(void);
+    int (*memory_map)(unsigned long long *address, size_t size);
+    int (*memory_unmap)(unsigned long long address);
 };
 /* NULL where there is none. */
 const struct driver *driver(void);

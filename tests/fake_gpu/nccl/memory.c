@@ -33,7 +33,7 @@ EXPORT ncclResult_t ncclMemAlloc(void **address, size_t size) {
     size_t rounded =
         (size + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
     unsigned long long allocation;
-    int error = driver()->memory_allocate(&allocation, rounded + NCCL_WIN_REQUIRED_ALIGNMENT);
+    int error = driver()->memory_map(&allocation, rounded + NCCL_WIN_REQUIRED_ALIGNMENT);
     if (error != 0)
         return failure(ncclUnhandledCudaError, "%s: the driver's error %d", __func__, error);
     struct block *block = allocate(sizeof *block);
@@ -77,7 +77,7 @@ EXPORT ncclResult_t ncclMemFree(void *address) {
     pthread_mutex_unlock(&lock);
     if (result != ncclSuccess)
         return failure(result, "%s: this is no memory of ncclMemAlloc's, or a window is in it", __func__);
-    int error = driver()->memory_free(block->allocation);
+    int error = driver()->memory_unmap(block->allocation);
     free(block);
     return error == 0 ? ncclSuccess : failure(ncclUnhandledCudaError, "%s: the driver's error %d", __func__, error);
 }

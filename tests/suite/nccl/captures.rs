@@ -18,7 +18,7 @@ use distcollective::{
 };
 use libloading::Library;
 
-use super::libraries::{cuda_calls, cuda_live};
+use super::libraries::{cuda_calls, cuda_live, nccl_calls};
 use super::{Child, available_ranks, communicators, cuda_stream, is_on_gpu, needs_test_libraries, on_gpus};
 use crate::ranks::on_communicators;
 
@@ -188,11 +188,13 @@ fn releases(communicator: &Communicator) -> Result<()> {
     let [first, second, window] = [buffer(8)?, buffer(16)?, communicator.allocate(DataType::Float32, [8])?];
     drop(communicator.collective_async(SUM, Operands::in_place(first), &other)?);
     let (frees, streams) = (cuda_calls("cuMemFree_v2"), cuda_calls("cuStreamDestroy_v2"));
+    let windows = nccl_calls("ncclMemFree");
     driver.begin_capture(&stream);
     let work = communicator.collective_async(SUM, captured, &stream)?;
     drop((second, window, other));
     wait_for_calls("cuStreamDestroy_v2", streams + 1);
-    wait_for_calls("cuMemFree_v2", frees + 3);
+    wait_for_calls("cuMemFree_v2", frees + 2);
+    super::stuck::wait_for_calls("ncclMemFree", windows + 1);
     driver.end_capture(&stream);
     work.wait()?;
     Ok(())
@@ -258,9 +260,7 @@ fn any(ranks: u32) -> Result<Engine> {
     network.build()
 }
 
-/// Recording a run frees nothing, not even the scratch memory of a stream that was dropped.
-/// Releases are made in order, so the one memory that is dropped here is freed after what recording
-/// drops.
+/// Recording a run drops no memory, not even the scratch memory of a stream that was dropped.
 fn recording(communicator: &Communicator) -> Result<()> {
     let stream = cuda_stream(communicator)?;
     let bools = || Buffer::zeroed_in(communicator.space(), DataType::Bool, [64]);
@@ -285,7 +285,8 @@ fn recording(communicator: &Communicator) -> Result<()> {
     assert!(cuda_live("device memory") >= live, "recording gets memory and frees none");
     communicator.barrier()?;
     drop(operands);
-    wait_for_calls("cuMemFree_v2", frees + communicator.world_size() as usize);
+    communicator.barrier()?;
+    free_what_was_dropped(communicator);
     communicator.barrier()?;
     assert_eq!(cuda_calls("cuMemFree_v2"), frees + communicator.world_size() as usize, "one on each rank");
     communicator.barrier()?;

@@ -1,20 +1,19 @@
 //! Windows: where they are, when they go, and what becomes of their memory after a fault.
 
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
 
 use distcollective::comm::Operands;
 use distcollective::{
-    Buffer, Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank, ReduceOperation,
-    Result, inputs, outputs,
+    Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank, ReduceOperation, Result,
+    inputs, outputs,
 };
 use fake_gpu::Variant;
 
 use super::captures::{Driver, SUM, free_what_was_dropped};
 use super::faults::{says, sums};
-use super::libraries::{cuda_calls, nccl_calls, nccl_live};
+use super::libraries::{nccl_calls, nccl_live};
 use super::stuck::wait_for_calls;
-use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries, on_gpus};
+use super::{Child, communicators, cuda_stream, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators};
 
 /// Plays a role in a child.
@@ -121,13 +120,7 @@ fn windows_dropped_apart(communicator: &Communicator) -> Result<()> {
     let second = with_window(communicator)?;
     if communicator.rank() == Rank(0) {
         first = None;
-        // Releases are made in order.
-        let frees = cuda_calls("cuMemFree_v2");
-        drop(Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?);
-        let end = Instant::now() + TIMEOUT;
-        while cuda_calls("cuMemFree_v2") == frees && Instant::now() < end {
-            std::thread::yield_now();
-        }
+        free_what_was_dropped(communicator);
     }
     communicator.barrier()?;
     let third = with_window(communicator)?;

@@ -185,7 +185,7 @@ test_in_child!(faults_that_cannot_be_read, Current, &[("FAKE_CUDA_FAULTS", "cuIn
 test_in_child!(
     the_drivers_faults_are_nccls,
     Current,
-    &[("FAKE_CUDA_FAULTS", "cuLaunchHostFunc:1:2,cuMemAlloc_v2:2:2")],
+    &[("FAKE_CUDA_FAULTS", "cuLaunchHostFunc:1:2,fake_cuda_map:1:2")],
     || {
         on_ranks(1, true, |rank| {
             let (at, mut memory) = (upload(&[1.0f32]), 0);
