@@ -25,6 +25,10 @@ pub fn make_random_calls(communicator: &Communicator) {
         broadcast_directly(communicator, &mut symmetric, Rank(0)).unwrap_or_else(|error| panic!("{error}"));
     }
     make_calls_of_each_way(communicator);
+    // A root that only gives fills all stages, and then writes each again.
+    for root in [Rank(0), Rank(communicator.world_size() - 1)] {
+        call(communicator, BROADCAST, root, MOST).unwrap_or_else(|error| panic!("{error}"));
+    }
     for number in 0..CALLS {
         // Few calls are long.
         let block = match calls.below(10) {
@@ -35,9 +39,7 @@ pub fn make_random_calls(communicator: &Communicator) {
         };
         let operation = calls.below(OPERATIONS + 1);
         let root = Rank(calls.below(communicator.world_size() as usize) as u32);
-        if delays.below(8) == 0 {
-            std::thread::sleep(Duration::from_micros(delays.below(300) as u64));
-        }
+        delay(&mut delays);
         let result = match operation {
             OPERATIONS => broadcast_directly(communicator, &mut symmetric, root),
             _ => call(communicator, operation, root, block),
@@ -46,14 +48,23 @@ pub fn make_random_calls(communicator: &Communicator) {
     }
 }
 
+/// Stops now and then, so that peers run ahead.
+fn delay(delays: &mut Random) {
+    if delays.below(8) == 0 {
+        std::thread::sleep(Duration::from_micros(delays.below(300) as u64));
+    }
+}
+
 /// Makes calls of the lengths at which inline transfers end, at 104 bytes of input, and eager ones,
 /// at 4 KiB, for one block and for one for each of two to four ranks. Of each length a rank makes
 /// more calls than its slot has headers.
 fn make_calls_of_each_way(communicator: &Communicator) {
+    let mut delays = Random(200 + u64::from(communicator.rank().0));
     let last = Rank(communicator.world_size() - 1);
     for block in [6, 7, 8, 9, 13, 14, 26, 27, 256, 257, 341, 342, 512, 513, 1024, 1025] {
         for operation in 0..OPERATIONS {
             for root in [Rank(0), last] {
+                delay(&mut delays);
                 call(communicator, operation, root, block)
                     .unwrap_or_else(|error| panic!("operation {operation} of {block}: {error}"));
             }
@@ -71,6 +82,8 @@ fn broadcast_directly(communicator: &Communicator, buffer: &mut Buffer, root: Ra
 
 /// How many operations [`call`] has: the eight, and the three that have a list form in that form.
 const OPERATIONS: usize = 11;
+
+const BROADCAST: usize = 1;
 
 /// Makes a call and checks its result.
 fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize) -> Result<()> {
@@ -93,7 +106,7 @@ fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize)
             communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
             assert!(x == sum(0), "all_reduce");
         }
-        1 => {
+        BROADCAST => {
             communicator.broadcast(&mut x, root)?;
             assert!(given(root.0 as i32, 0).eq(x), "broadcast");
         }
@@ -161,6 +174,24 @@ fn a_root_that_waits_for_a_stage_learns_that_its_peer_made_another_call() {
     for (rank, (success, text)) in results.into_iter().enumerate() {
         assert!(success, "process {rank}: {text}");
     }
+}
+
+/// A root runs ahead until a slow receiver keeps it from replacing a header, and eager memory.
+#[test]
+fn a_root_waits_for_the_slowest_receiver() {
+    on_ranks(2, |communicator| {
+        let communicator = communicator.with_timeout(Duration::from_secs(2));
+        for len in [1, 200] {
+            for value in 0..60i32 {
+                let mut block = vec![if communicator.rank() == Rank(0) { value } else { -1 }; len];
+                if communicator.rank() != Rank(0) {
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+                communicator.broadcast(&mut block, Rank(0)).unwrap_or_else(|error| panic!("{value}: {error}"));
+                assert_eq!(block, vec![value; len]);
+            }
+        }
+    });
 }
 
 #[test]

@@ -84,6 +84,8 @@ impl AsymmetricFence {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
     use super::*;
 
     /// On a cache line of its own.
@@ -95,6 +97,23 @@ mod tests {
     /// go to lines that the other side has, so they wait in the processor's store buffer, and keep
     /// that one there as long.
     const STORES_BEFORE: usize = 56;
+
+    /// Two processors on which this thread may run, if there are as many.
+    fn two_processors() -> [Option<usize>; 2] {
+        let allowed = sched_getaffinity(None).unwrap_or_default();
+        let mut numbers = (0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number));
+        let both = [numbers.next(), numbers.next()];
+        if both.contains(&None) { [None; 2] } else { both }
+    }
+
+    /// Binds this thread to a processor. Two threads on one processor see all stores of each other.
+    fn bind_to(processor: Option<usize>) {
+        let Some(number) = processor else { return };
+        let mut set = CpuSet::new();
+        set.set(number);
+        // Where it is refused, the scheduler chooses.
+        let _ = sched_setaffinity(None, &set);
+    }
 
     /// Waits for another thread, which begins or ends a round too.
     fn meet(own: &AtomicU32, other: &AtomicU32, round: u32) {
@@ -114,29 +133,34 @@ mod tests {
     fn count_missed(light: &(dyn Fn() + Sync), heavy: &dyn Fn()) -> usize {
         let [stored, seen, place]: [[Line; 2]; 3] = Default::default();
         let busy: Vec<Line> = (0..4096).map(|_| Line::default()).collect();
-        let touch = |round: u32| {
-            let lines = (0..STORES_BEFORE).map(|i| (round as usize * 61 + i * 7) % busy.len());
-            lines.for_each(|line| busy[line].0.store(round, Ordering::Relaxed));
+        // Chosen first, so that the stores follow each other quickly.
+        let choose = |round: u32| -> [&AtomicU32; STORES_BEFORE] {
+            std::array::from_fn(|i| &busy[(round as usize * 61 + i * 7) % busy.len()].0)
         };
+        let touch = |lines: &[&AtomicU32], round| lines.iter().for_each(|line| line.store(round, Ordering::Relaxed));
         let store_and_load = |own: usize, round, fence: &dyn Fn()| {
             stored[own].0.store(round, Ordering::Relaxed);
             fence();
             seen[own].0.store(stored[1 - own].0.load(Ordering::Relaxed), Ordering::Relaxed);
         };
         let meet = |own: usize, round| meet(&place[own].0, &place[1 - own].0, round);
+        let processors = two_processors();
         std::thread::scope(|scope| {
             scope.spawn(|| {
+                bind_to(processors[0]);
                 for round in 1..=20_000 {
+                    let lines = choose(round);
                     meet(0, 3 * round);
-                    touch(round);
+                    touch(&lines, round);
                     store_and_load(0, round, light);
                     meet(0, 3 * round + 1);
                     meet(0, 3 * round + 2);
                 }
             });
+            bind_to(processors[1]);
             let is_missed = |round: &u32| {
                 let round = *round;
-                touch(round);
+                touch(&choose(round), round);
                 meet(1, 3 * round);
                 // So that the two stores meet at different times.
                 (0..round % 64).for_each(|_| std::hint::spin_loop());
