@@ -13,6 +13,7 @@ use super::helper;
 use super::kernels::Kernels;
 use super::memory::SpareMemory;
 use super::point::StreamState;
+use super::ranks::RanksOfGpu;
 use super::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUstreamCaptureMode};
 use super::{CudaStream, KEEP_TIMEOUT, Transfer};
 use crate::error::{Error, Result, bail};
@@ -36,6 +37,7 @@ pub(crate) struct Device {
     copying: Mutex<Option<(CudaStream, Transfer)>>,
     deferred: DeferredRelease,
     pub(super) spare: SpareMemory,
+    pub(super) ranks: RanksOfGpu,
     /// The library's streams and the caller's, also dropped ones whose work goes on.
     streams: Mutex<Vec<Arc<StreamState>>>,
     process: ProcessGuard,
@@ -68,14 +70,6 @@ pub(super) fn settle_all(deadline: Instant) {
     // A thread that opens a GPU may never come back.
     let Ok(open) = OPEN.try_lock() else { return };
     open.iter().for_each(|device| device.settle(deadline.saturating_duration_since(Instant::now())));
-}
-
-/// Frees the memory that devices keep for later use.
-pub(super) fn free_spare_memory() {
-    for device in &*lock(&OPEN) {
-        let of = Arc::clone(device);
-        device.release_later("spare memory", move || of.spare.free());
-    }
 }
 
 impl Device {
@@ -135,6 +129,7 @@ impl Device {
             copying: Mutex::default(),
             deferred: DeferredRelease::default(),
             spare: SpareMemory::default(),
+            ranks: RanksOfGpu::default(),
             streams: Mutex::default(),
             process: ProcessGuard::current(),
         })

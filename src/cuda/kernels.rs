@@ -25,7 +25,7 @@ const BLOCK: u32 = 256;
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 16;
 
 /// How long the work may take that runs when kernels are loaded.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The bytes that a thread handles in one step: a packet of `cuda/packet.h`.
 const BYTES_PER_THREAD: u64 = 16;
@@ -120,10 +120,14 @@ unsafe impl Send for Function {}
 impl Device {
     /// Compiles those kernels that are not compiled yet, so that enqueueing does not.
     pub(crate) fn prepare(&self, kernels: impl IntoIterator<Item = Kernel>) -> Result<()> {
+        // A set, because NVRTC refuses a second definition of a kernel.
+        let mut missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !self.has(*kernel)).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
         // Launches do not take this lock.
         let _compiling = lock(&self.kernels.compiling);
-        // A set, because NVRTC refuses a second definition of a kernel.
-        let missing: HashSet<Kernel> = kernels.into_iter().filter(|kernel| !self.has(*kernel)).collect();
+        missing.retain(|kernel| !self.has(*kernel));
         if missing.is_empty() {
             return Ok(());
         }
@@ -133,8 +137,10 @@ impl Device {
             let _ = writeln!(text, "{}", kernel.source()?.1);
         }
         let cubin = nvrtc::compile(&text, self.capability)?;
-        // Loading waits for all work of the process on the GPU, and holds back launches meanwhile.
-        self.drain(Instant::now() + LOAD_TIMEOUT)?;
+        // Loading would wait for the work itself, and hold back the other ranks meanwhile.
+        if self.ranks.are_several() {
+            self.drain(Instant::now() + LOAD_TIMEOUT)?;
+        }
         let _current = self.enter()?;
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin. The module is never unloaded: enqueued work may use

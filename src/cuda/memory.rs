@@ -1,16 +1,16 @@
 //! Memory of a GPU, and pinned memory of the host.
 //!
-//! In a process of several ranks dropped memory is kept for the next allocation of its size, until
-//! an allocation fails or the other ranks have gone (see `ranks`).
+//! Where several ranks of the process share the GPU, dropped memory is kept for the next allocation
+//! of its size, until an allocation fails or the other ranks have gone (see `ranks`).
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::Device;
 use super::driver::check;
 use super::sys::{self, CUdeviceptr};
-use super::{Device, RankOfProcess};
 use crate::error::{Result, error};
 use crate::util::lock;
 
@@ -84,13 +84,14 @@ impl CudaAllocation {
         }
         // Dropped memory is freed later, by a thread of the device. What dropped work used may not
         // have been dropped yet.
-        Self::allocate(device, kind, byte_len).or_else(|error| {
+        Self::allocate(device, kind, byte_len).or_else(|_| {
             device.sweep();
             device.settle(RELEASE_TIMEOUT);
-            // Another rank of the process may wait for this one.
-            device.drain(Instant::now() + RELEASE_TIMEOUT).map_err(|_| error)?;
-            let _current = device.enter_relaxed()?;
-            device.spare.free()?;
+            // Not while work runs: another rank of the process may wait for this one.
+            if device.drain(Instant::now() + RELEASE_TIMEOUT).is_ok() {
+                let _current = device.enter_relaxed()?;
+                device.spare.free()?;
+            }
             Self::allocate(device, kind, byte_len)
         })
     }
@@ -104,7 +105,7 @@ impl CudaAllocation {
         };
         device.release_later(what, move || {
             of.spare.put(self);
-            if RankOfProcess::are_several() { Ok(()) } else { of.spare.free() }
+            of.free_if_alone()
         });
     }
 }
@@ -130,9 +131,21 @@ impl SpareMemory {
     }
 
     /// Frees all. The caller has made the device current.
-    pub(super) fn free(&self) -> Result<()> {
+    fn free(&self) -> Result<()> {
         let allocations = std::mem::take(&mut *lock(&self.0));
         allocations.into_iter().map(CudaAllocation::free).fold(Ok(()), Result::and)
+    }
+}
+
+impl Device {
+    /// Frees the memory that is kept for later use.
+    pub(super) fn free_spare_memory(self: &Arc<Self>) {
+        let of = Arc::clone(self);
+        self.release_later("spare memory", move || of.free_if_alone());
+    }
+
+    fn free_if_alone(&self) -> Result<()> {
+        if self.ranks.are_several() { Ok(()) } else { self.spare.free() }
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};
 pub(crate) use nvrtc::version as nvrtc_version;
 pub(crate) use point::Point;
-pub(crate) use ranks::{Ended, RankOfProcess};
+pub(crate) use ranks::{Ended, RankOnGpu};
 pub(crate) use stream::CudaStream;
 pub(crate) use transfer::Transfer;
 

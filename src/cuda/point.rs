@@ -219,10 +219,13 @@ impl StreamState {
     /// work of which an event is there.
     pub(super) fn drain(&self, deadline: Instant) -> Result<()> {
         let mut marks = lock(&self.marks);
-        if marks.is_open {
+        let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
+        // As in `finish`, what is known to be done stays done.
+        let rest = if has_all && marks.is_open { self.record_uncaptured()? } else { None };
+        if !has_all && marks.is_open {
             self.mark(&mut marks)?;
         }
-        let event = marks.last.as_ref().map(|mark| mark.event.clone());
+        let event = rest.or_else(|| marks.last.as_ref().map(|mark| mark.event.clone()));
         drop(marks);
         event.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
     }

@@ -1,81 +1,96 @@
-//! The ranks of this process that use GPUs, and what must not run while there are several.
+//! The ranks of this process that share a GPU, and what must not run while there are several.
 //!
 //! Some calls wait for all work of the process on a GPU, and hold back what its threads enqueue
-//! meanwhile: cuMemFree, cuMemFreeHost, cuModuleLoadData (seen with driver 580), and
+//! there meanwhile: cuMemFree, cuMemFreeHost, cuModuleLoadData (seen with driver 580), and
 //! ncclCommDestroy, which calls cudaFreeHost (commFree in `init.cc` of NCCL 2.30.7). If the work
-//! waits for another rank, and that rank is a thread of the process, the call waits forever. So a
-//! process of several ranks keeps what one rank drops until the others have gone.
+//! waits for another rank, and that rank is a thread of the process, the call waits forever. So
+//! what one of several ranks drops is kept until the others have gone.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::Device;
 use crate::util::lock;
 
-/// How long a new rank waits for what runs now that the earlier ones have gone.
+/// How long a second rank waits for what runs because there was one.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-type Job = Box<dyn FnOnce() + Send>;
+/// The ranks of this process on one GPU.
+#[derive(Default)]
+pub(super) struct RanksOfGpu {
+    state: Mutex<RanksState>,
+    ended: Condvar,
+}
 
-static RANKS: Mutex<Ranks> = Mutex::new(Ranks { count: 0, waiting: Vec::new(), running: 0 });
-static ENDED: Condvar = Condvar::new();
-
-struct Ranks {
+#[derive(Default)]
+struct RanksState {
     count: usize,
-    waiting: Vec<Job>,
+    waiting: Vec<Box<dyn FnOnce() + Send>>,
     /// Jobs that have begun and not ended.
     running: usize,
 }
 
-/// A rank of this process that uses a GPU. It is there before the rank enqueues work.
-pub(crate) struct RankOfProcess(());
-
-impl RankOfProcess {
-    pub(crate) fn new() -> Self {
-        let is_busy = |ranks: &mut Ranks| ranks.running > 0;
-        let waited = ENDED.wait_timeout_while(lock(&RANKS), SETTLE_TIMEOUT, is_busy);
-        waited.unwrap_or_else(PoisonError::into_inner).0.count += 1;
-        RankOfProcess(())
-    }
-
-    /// Whether this process has several.
-    pub(super) fn are_several() -> bool {
-        lock(&RANKS).count > 1
-    }
-
-    /// Runs a job on the calling thread now, or on another one when there are not several ranks any
-    /// more. The job calls its argument when it has ended, on whatever thread.
-    pub(crate) fn when_alone(job: impl FnOnce(Ended) + Send + 'static) {
-        let mut ranks = lock(&RANKS);
-        if ranks.count > 1 {
-            return ranks.waiting.push(Box::new(|| job(Ended(()))));
-        }
-        ranks.running += 1;
-        drop(ranks);
-        job(Ended(()));
+impl RanksOfGpu {
+    pub(super) fn are_several(&self) -> bool {
+        lock(&self.state).count > 1
     }
 }
 
-impl Drop for RankOfProcess {
+/// A rank of this process. It is there before the rank enqueues work.
+pub(crate) struct RankOnGpu(Arc<Device>);
+
+impl RankOnGpu {
+    pub(crate) fn new(device: &Arc<Device>) -> Self {
+        let ranks = &device.ranks;
+        let is_busy = |state: &mut RanksState| state.count > 0 && state.running > 0;
+        let waited = ranks.ended.wait_timeout_while(lock(&ranks.state), SETTLE_TIMEOUT, is_busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0.count += 1;
+        RankOnGpu(Arc::clone(device))
+    }
+}
+
+impl Drop for RankOnGpu {
     fn drop(&mut self) {
-        let mut ranks = lock(&RANKS);
-        ranks.count -= 1;
-        if ranks.count != 1 {
+        if !self.0.is_here() {
             return;
         }
-        let jobs = std::mem::take(&mut ranks.waiting);
-        ranks.running += jobs.len();
-        drop(ranks);
+        let mut state = lock(&self.0.ranks.state);
+        state.count -= 1;
+        if state.count != 1 {
+            return;
+        }
+        let jobs = std::mem::take(&mut state.waiting);
+        state.running += jobs.len();
+        drop(state);
         jobs.into_iter().for_each(|job| job());
-        super::device::free_spare_memory();
+        self.0.free_spare_memory();
+    }
+}
+
+impl Device {
+    /// Runs a job on the calling thread now, or on another one when there are not several ranks any
+    /// more. The job drops its argument when it has ended, on whatever thread.
+    pub(crate) fn when_alone(self: &Arc<Self>, job: impl FnOnce(Ended) + Send + 'static) {
+        let ended = Ended(Arc::clone(self));
+        let mut state = lock(&self.ranks.state);
+        if state.count > 1 {
+            return state.waiting.push(Box::new(|| job(ended)));
+        }
+        state.running += 1;
+        drop(state);
+        job(ended);
     }
 }
 
 /// Its drop says that a job has ended.
-pub(crate) struct Ended(());
+pub(crate) struct Ended(Arc<Device>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        lock(&RANKS).running -= 1;
-        ENDED.notify_all();
+        let ranks = &self.0.ranks;
+        let mut state = lock(&ranks.state);
+        state.running = state.running.saturating_sub(1);
+        drop(state);
+        ranks.ended.notify_all();
     }
 }

@@ -12,7 +12,7 @@ use super::library::library;
 use super::route::Features;
 use super::{NcclBackend, STAND_IN_BYTES};
 use crate::collective::Purpose;
-use crate::cuda::{CudaStream, Device, DeviceMemory, RankOfProcess, device_count};
+use crate::cuda::{CudaStream, Device, DeviceMemory, RankOnGpu, device_count};
 use crate::error::{Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::util::interrupt;
@@ -96,13 +96,13 @@ pub(crate) fn connect(
     let library = library()?;
     let device = Device::open(ordinal)?;
     // Before any rank can have enqueued work.
-    let rank_of_process = RankOfProcess::new();
+    let on_gpu = RankOnGpu::new(&device);
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
     let handle = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive);
     // The peers must not wait for this rank.
     let handle = handle
         .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
-    Ok(Arc::new(NcclBackend::begin(handle, control, rank_of_process, deadline)?))
+    Ok(Arc::new(NcclBackend::begin(handle, control, Some(on_gpu), deadline)?))
 }
 
 /// A rank on the caller's communicator. Collective.
@@ -116,7 +116,7 @@ pub(crate) unsafe fn borrow(communicator: *mut c_void, deadline: Instant) -> Res
     }
     // SAFETY: the caller's promise.
     let handle = unsafe { NcclHandle::borrowed(library()?, communicator.cast(), Device::open)? };
-    Ok(Arc::new(NcclBackend::begin(handle, None, RankOfProcess::new(), deadline)?))
+    Ok(Arc::new(NcclBackend::begin(handle, None, None, deadline)?))
 }
 
 impl NcclBackend {
@@ -124,13 +124,13 @@ impl NcclBackend {
     fn begin(
         handle: NcclHandle,
         control: Option<Arc<dyn Backend>>,
-        rank_of_process: RankOfProcess,
+        on_gpu: Option<RankOnGpu>,
         deadline: Instant,
     ) -> Result<Self> {
         let (features, is_own) = (Features::of(&handle), handle.is_own);
         let [_, world_size] = handle.rank_and_size(deadline)?;
         let origins = (0..world_size).map(Rank).collect();
-        let domain = Arc::new(NcclDomain::new(control.clone(), rank_of_process, is_own));
+        let domain = Arc::new(NcclDomain::new(control.clone(), on_gpu, is_own));
         let control = control.map(Control::new);
         let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::INITIALIZE, deadline)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::backend::{Backend, Control, SharedGraph};
 use super::handle::{ABORT_TIMEOUT, NcclHandle};
-use crate::cuda::{Graph, RankOfProcess, Visit};
+use crate::cuda::{Graph, RankOnGpu, Visit};
 use crate::error::{Error, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
@@ -36,15 +36,16 @@ pub(super) struct NcclDomain {
     /// The control communicator: the same ranks on the host, if they are on one machine. NCCL does
     /// not tell a rank that a peer has failed or died; the control communicator does, at once.
     control: Option<Arc<dyn Backend>>,
-    /// The rank, which counts where memory of the process is freed.
-    _rank: RankOfProcess,
+    /// Counts among the ranks of the process on its GPU. A rank with borrowed communicators may
+    /// have several domains, and does not count.
+    _rank: Option<RankOnGpu>,
     /// Whether this library made the first communicator, and did not borrow it.
     is_own: bool,
     process: ProcessGuard,
 }
 
 impl NcclDomain {
-    pub(super) fn new(control: Option<Arc<dyn Backend>>, rank: RankOfProcess, is_own: bool) -> Self {
+    pub(super) fn new(control: Option<Arc<dyn Backend>>, rank: Option<RankOnGpu>, is_own: bool) -> Self {
         NcclDomain {
             ended: OnceLock::new(),
             handles: Mutex::default(),

@@ -22,7 +22,7 @@ use super::library::NcclLibrary;
 use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
-use crate::cuda::{Device, Ended, RankOfProcess, gpu_wait};
+use crate::cuda::{Device, Ended, gpu_wait};
 use crate::error::{Error, Result};
 use crate::util::interrupt;
 use crate::util::wait::Wait;
@@ -449,7 +449,7 @@ impl Drop for NcclHandle {
                 }
             }
         };
-        RankOfProcess::when_alone(move |ended| helper::detach("ncclCommDestroy", move || destroy(ended)));
+        self.device.when_alone(move |ended| helper::detach("ncclCommDestroy", move || destroy(ended)));
     }
 }
 
