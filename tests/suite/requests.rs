@@ -362,7 +362,7 @@ fn a_refused_run_with_plugins_ends_the_communicator() {
     kinds.into_iter().flatten().for_each(|kind| assert_eq!(kind.expect("an error"), ErrorKind::Aborted));
 }
 
-/// A rank that is alone leaves nobody waiting.
+/// On one rank, a failed call keeps no other rank waiting.
 #[test]
 fn a_mistake_of_a_rank_that_is_alone_ends_nothing() {
     let communicator = Communicator::builder().in_process(1).expect("one rank").remove(0);
