@@ -66,7 +66,7 @@ impl ContextOptions {
     /// On GPUs, the second run with the same shapes and memory is recorded into a CUDA graph, and
     /// later ones replay it. A context keeps several graphs, so that buffers may alternate; see
     /// [`cuda_graphs`](ExecutionContext::cuda_graphs). Plugins have to enqueue the same work every
-    /// time. On the host it changes nothing.
+    /// time. It changes nothing on the host, and where ranks of one process share a GPU.
     ///
     /// Every rank of the communicator runs the context, and ranks agree over the host on what
     /// becomes of a run. A run of buffers that are new, or that several graphs have, waits for all

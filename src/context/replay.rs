@@ -1,7 +1,10 @@
 //! Runs that are recorded into a CUDA graph and then replayed.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use super::ContextOptions;
@@ -13,6 +16,7 @@ use crate::cuda::{CudaStream, Graph};
 use crate::dist_collective::SET_COMMUNICATOR;
 use crate::engine::EngineInner;
 use crate::error::{Result, bail, error};
+use crate::tensor::MemorySpace;
 use crate::util::lock;
 use crate::util::log::event;
 
@@ -52,11 +56,17 @@ impl GraphPolicy {
         deadline: Instant,
     ) -> Result<Self> {
         static CONTEXTS: AtomicU32 = AtomicU32::new(1);
+        // No other process has this number.
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
         let ContextOptions { cuda_graph, graphs_without_agreement } = options;
         let wanted = (cuda_graph, graphs_without_agreement);
         let own = CONTEXTS.fetch_add(1, Ordering::Relaxed);
-        let all = communicator.exchange(SET_COMMUNICATOR, &(wanted, own), deadline)?;
-        if all.iter().any(|(other, _)| *other != wanted) {
+        let gpu = match communicator.space() {
+            MemorySpace::Cuda(ordinal) => Some((*PROCESS, ordinal)),
+            _ => None,
+        };
+        let all = communicator.exchange(SET_COMMUNICATOR, &(wanted, own, gpu), deadline)?;
+        if all.iter().any(|(other, ..)| *other != wanted) {
             bail!(
                 Disagreement,
                 "contexts of some ranks record CUDA graphs (`cuda_graph`, `graphs_without_agreement`), and of others \
@@ -64,7 +74,7 @@ impl GraphPolicy {
             );
         }
         // Rank 0's number is that of the context.
-        let (_, context) = all[0];
+        let (_, context, _) = all[0];
         // A rank need not run a context all of whose layers are for other ranks. One that records
         // has to run on every rank, so that they can agree.
         let mut layers = engine.analysis.collectives.iter().flatten();
@@ -80,7 +90,20 @@ impl GraphPolicy {
                 engine.fingerprint
             );
         }
-        let is_recording = cuda_graph && (can_agree || graphs_without_agreement);
+        // A graph has branches, because NCCL orders graphs and plain calls by events. Graphs of two
+        // ranks of one CUDA context then hold back each other's branches, and cuGraphInstantiate
+        // may wait for the work of the other rank (seen with driver 580; not if
+        // NCCL_GRAPH_MIXING_SUPPORT is 0).
+        let mut gpus = HashSet::new();
+        let shares_gpu = all.iter().filter_map(|(.., gpu)| *gpu).any(|gpu| !gpus.insert(gpu));
+        if cuda_graph && shares_gpu {
+            event!(
+                WARN,
+                "plan {} is not recorded into CUDA graphs: ranks of one process share a GPU",
+                engine.fingerprint
+            );
+        }
+        let is_recording = cuda_graph && (can_agree || graphs_without_agreement) && !shares_gpu;
         Ok(GraphPolicy { is_recording, is_collective, context, counts: Default::default() })
     }
 

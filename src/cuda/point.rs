@@ -197,15 +197,10 @@ impl StreamState {
         let warning = |seconds| helper::warning("a capture of a stream", seconds);
         let mut wait = gpu_wait(deadline).warning(&warning);
         let last = loop {
-            let mut marks = lock(&self.marks);
-            let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
-            // Not every use of the stream is counted, so there is another event in any case. It
-            // does not replace the last one: what is known to be done stays done.
-            let rest = if has_all && marks.is_open { self.record_uncaptured()? } else { None };
-            if !marks.is_open || has_all || self.mark(&mut marks)? {
-                break rest.or_else(|| marks.last.as_ref().map(|mark| mark.event.clone()));
+            let (event, is_last) = self.latest()?;
+            if is_last {
+                break event;
             }
-            drop(marks);
             helper::check_not_over()?;
             wait.pause().map_err(|stopped| {
                 let late = "the stream was captured until the deadline";
@@ -218,16 +213,20 @@ impl StreamState {
     /// Waits for everything that was enqueued so far. While the stream is captured, only for the
     /// work of which an event is there.
     pub(super) fn drain(&self, deadline: Instant) -> Result<()> {
+        let (event, _) = self.latest()?;
+        event.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
+    }
+
+    /// The latest event, and whether it is after everything that was enqueued so far. A stream that
+    /// is captured gets no event.
+    fn latest(&self) -> Result<(Option<Event>, bool)> {
         let mut marks = lock(&self.marks);
         let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
-        // As in `finish`, what is known to be done stays done.
+        // Not every use of the stream is counted, so there is another event in any case. It does
+        // not replace the last one: what is known to be done stays done.
         let rest = if has_all && marks.is_open { self.record_uncaptured()? } else { None };
-        if !has_all && marks.is_open {
-            self.mark(&mut marks)?;
-        }
-        let event = rest.or_else(|| marks.last.as_ref().map(|mark| mark.event.clone()));
-        drop(marks);
-        event.map_or(Ok(()), |event| event.wait(deadline, helper::check_not_over))
+        let is_last = !marks.is_open || has_all || self.mark(&mut marks)?;
+        Ok((rest.or_else(|| marks.last.as_ref().map(|mark| mark.event.clone())), is_last))
     }
 
     /// Keeps a value that enqueued work uses, until the end of the work.
