@@ -98,6 +98,7 @@ pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)>
         .collect();
     let mut results = Vec::new();
     let mut late = false;
+    let mut stacks = String::new();
     for (mut child, output, errors) in readers {
         let status = loop {
             match child.try_wait().expect("a child") {
@@ -105,6 +106,7 @@ pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)>
                 None if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
                 None => {
                     late = true;
+                    stacks += &stacks_of(child.id());
                     child.kill().expect("a child");
                 }
             }
@@ -113,8 +115,17 @@ pub fn wait_all(children: Vec<Child>, deadline: Duration) -> Vec<(bool, String)>
             |thread: std::thread::JoinHandle<std::io::Result<String>>| thread.join().expect("no panic").expect("text");
         results.push((status.success(), text(output) + &text(errors)));
     }
-    assert!(!late, "children did not end within {deadline:?}: {results:#?}");
+    assert!(!late, "children did not end within {deadline:?}: {results:#?}\n{stacks}");
     results
+}
+
+/// Where the threads and kernels of a process are, as the debugger `DCL_TEST_DEBUGGER` says, which
+/// `tools/gpu-check` sets.
+fn stacks_of(process: u32) -> String {
+    let Some(debugger) = std::env::var_os("DCL_TEST_DEBUGGER") else { return String::new() };
+    let questions = ["-ex", "info cuda kernels", "-ex", "thread apply all backtrace"];
+    let output = Command::new(debugger).args(["-batch", "-nx", "-p", &process.to_string()]).args(questions).output();
+    output.map_or_else(|error| error.to_string(), |output| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Whether a program can start another one here, in a namespace of its own perhaps. In CI it has

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from . import stacks
+
 # For ranks that share a GPU. NCCL hangs if the blocks of two ranks do not fit on the GPU together.
 # The streams of two ranks that are threads share the work queues of one context. A module that is
 # loaded late may wait for a kernel that waits for the other rank.
@@ -59,8 +61,10 @@ def steps(folder, machine, arguments):
     def bench(*words, quick=arguments.quick):
         return [program("benches"), "gpu", *words, *(["--quick"] if quick else [])]
 
+    debugger = {"DCL_TEST_DEBUGGER": stacks.debugger()} if stacks.debugger() else {}
+
     def on_gpus(ranks, **more):
-        return {"DCL_TEST_GPU": str(ranks), "DCL_TEST_PATIENCE": "3", **more}
+        return {"DCL_TEST_GPU": str(ranks), "DCL_TEST_PATIENCE": "3", **debugger, **more}
 
     def swept(ranks, *more):
         options = ["--op", "all", "--max-bytes", "64K", "--factor", "16", "--iters", "3", "--backend", "nccl"]
@@ -74,9 +78,8 @@ def steps(folder, machine, arguments):
         more = ["eager", "contexts graphs", "contexts capture", "contexts groups"]
         on_ranks = on_gpus(n, **sharing)
         yield Step(f"suite, {n} ranks", [suite("nccl::two_ranks", "nccl::contexts", "nccl::sharing")], 150, on_ranks)
-        filters = ["nccl::two_exact_ranks", "nccl::exact"]
-        commands = [suite(*filters), bench("exact", "--ranks", n)]
-        yield Step(f"exact mode, {n} ranks", commands, 60, on_ranks)
+        yield Step(f"exact mode, {n} ranks", [suite("nccl::two_exact_ranks", "nccl::exact")], 65, on_ranks)
+        yield Step(f"results of exact mode, {n} ranks", [bench("exact", "--ranks", n)], 30, on_ranks)
         yield Step(f"eager calls and graphs, {n} ranks", [role(name, n) for name in more], 60, on_ranks)
         yield Step(f"calls, {n} ranks as threads", [bench("calls", "--ranks", n, "--seconds", "40")], 75, sharing)
         one_process = "the test libraries have all ranks in one process" if arguments.fakes else None

@@ -156,7 +156,7 @@ fn graphs(
     }
     if context.cuda_graphs().recorded == 0 {
         let reason = "contexts record no graphs where ranks of one process share a GPU";
-        return Ok(vec![json!({"benchmark": "calls", "place": place, "skipped": reason})]);
+        return Ok(vec![json!({"benchmark": "calls", "skipped": reason})]);
     }
     let mut ours = by_engine("ExecutionContext::enqueue, graph", context, bindings, caller);
     case.check(&mut ours)?;
