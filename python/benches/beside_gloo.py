@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times the package beside gloo of torch, and how long Ctrl-C takes to end a wait.
 
-    python3 python/benches/beside_gloo.py > benches/results/python-gloo.md
+    python3 python/benches/beside_gloo.py > benches/results/python-gloo.txt
 
 Both are measured in the same processes, in turns of a round each, so that other work on the machine
 meets both. A round is many calls; its time is that of the slowest rank. The table has the medians

@@ -15,6 +15,7 @@ __all__ = [
     "SessionCommunicator",
     "TensorId",
     "Work",
+    "connect",
     "in_process",
     "initialize",
 ]
@@ -39,8 +40,9 @@ class Work:
     def exception(self) -> Optional[BaseException]:
         """The error of a call that has ended with one. Does not wait."""
 
-    def sources(self) -> List[Optional[int]]:
-        """The group's ranks that sent what was received, for each message; None for a send."""
+    def received(self) -> List[Optional[Tuple[int, int]]]:
+        """The sender, by its rank in the group, and the number of elements, for each message that was
+        received; None for a send."""
 
 @final
 class Communicator:
@@ -110,6 +112,9 @@ class Environment:
     @property
     def seed(self) -> int: ...
     def destroy(self) -> None: ...
+
+def connect(job: str, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+    """The communicator of processes of one machine that give the same job."""
 
 def in_process(world_size: int, backend: str, timeout: Optional[timedelta] = None) -> List[Communicator]:
     """The communicators of ranks that are threads of this process."""

@@ -123,6 +123,20 @@ pub(super) fn in_process(
     Ok(communicators.into_iter().map(Communicator::new).collect())
 }
 
+/// The communicator of processes of one machine that give the same job.
+#[pyfunction]
+pub(super) fn connect(
+    py: Python<'_>,
+    job: &str,
+    rank: u32,
+    world_size: u32,
+    timeout: Duration,
+) -> PyResult<Communicator> {
+    interrupt::install(py)?;
+    let builder = distcollective::Communicator::builder().job(job).rank(rank).world_size(world_size);
+    call(py, || builder.timeout(timeout).connect()).map(Communicator::new)
+}
+
 #[pymethods]
 impl Environment {
     #[getter]

@@ -249,10 +249,11 @@ impl Work {
         Ok(self.result(py)?.and_then(Result::err).map(|error| exception(py, &error)))
     }
 
-    /// The ranks, of the communicator, that sent what has been received. `None` for a send.
-    fn sources(&self, py: Python<'_>) -> PyResult<Vec<Option<u32>>> {
+    /// For each message that has been received, the sender's rank of the communicator, and how many
+    /// elements there are. `None` for a send.
+    fn received(&self, py: Python<'_>) -> PyResult<Vec<Option<(u32, usize)>>> {
         let received = self.result(py)?.and_then(Result::ok).unwrap_or_default();
-        Ok(received.into_iter().map(|received| received.map(|received| received.source.0)).collect())
+        Ok(received.into_iter().map(|received| received.map(|it| (it.source.0, it.element_count))).collect())
     }
 }
 

@@ -70,8 +70,8 @@ def recv(
     if found is None:
         return -1
     work = found._live().messages([_message(found, False, tensor, src, group_src, tag)], async_op=False)
-    (source,) = work.sources()
-    return -1 if source is None else found._ranks[source]
+    (received,) = work.received()
+    return -1 if received is None else found._ranks[received[0]]
 
 
 class P2POp:

@@ -1,0 +1,595 @@
+"""A backend of torch.distributed: its groups, on tensors in the host's memory, between processes of one machine.
+
+Importing this registers it::
+
+    import distcollective.torch
+
+    torch.distributed.init_process_group("distcollective")
+
+Ranks meet through torch's store, so every launcher and ``init_method`` of torch's works. It needs torch 2.1 or newer.
+"""
+
+import atexit
+import functools
+import json
+import os
+import queue
+import secrets
+import threading
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from . import _core
+from .distributed import ReduceOp
+from .errors import DeadlineError, Error
+
+if not hasattr(dist.Backend, "default_device_backend_map"):
+    raise ImportError(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+
+_Torch = torch._C._distributed_c10d
+_profiler = torch.autograd.profiler
+_NAME = "distcollective"
+#: The tag of the messages of all_to_all. The program's tags are below.
+_ALL_TO_ALL_TAG = 2**15 - 1
+#: The types that the library reduces. Others are gathered, and torch reduces them.
+_REDUCED = {
+    getattr(torch, name)
+    for name in (
+        *("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+    if hasattr(torch, name)
+}
+#: How torch reduces two tensors, the first in place.
+_COMBINE = {
+    "SUM": torch.Tensor.add_,
+    "AVG": torch.Tensor.add_,
+    "PRODUCT": torch.Tensor.mul_,
+    # A NaN loses to a number, as in the library.
+    "MAX": lambda x, y: torch.fmax(x, y, out=x),
+    "MIN": lambda x, y: torch.fmin(x, y, out=x),
+    "BAND": torch.Tensor.bitwise_and_,
+    "BOR": torch.Tensor.bitwise_or_,
+    "BXOR": torch.Tensor.bitwise_xor_,
+}
+#: The name of a reduction by its number. The enumeration's own takes a microsecond more.
+_NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
+
+
+def _told(error):
+    """The exception of torch for an error of the library."""
+    if isinstance(error, ValueError):
+        return error
+    name = "DistNetworkError" if error.kind == "PeerLost" else "DistBackendError"
+    # Programs for torch look for this word.
+    hint = "; the timeout is over" if isinstance(error, DeadlineError) else ""
+    return getattr(dist, name, RuntimeError)(f"{error}{hint}")
+
+
+def _call(method):
+    """A method whose errors are torch's, and which torch's profiler sees."""
+    name = f"{_NAME}:{method.__name__.lstrip('_')}"
+
+    @functools.wraps(method)
+    def wrapper(self, *arguments, **named):
+        try:
+            if not _profiler._is_profiler_enabled:
+                return method(self, *arguments, **named)
+            with torch.profiler.record_function(name):
+                return method(self, *arguments, **named)
+        except Error as error:
+            raise _told(error) from None
+
+    return wrapper
+
+
+class _Work(_Torch.Work):
+    """Calls of the library that go on; then what is left to do with what they brought."""
+
+    _error = None
+    #: Whether it ends after the calls that the group has begun before.
+    _is_in_order = True
+
+    def __init__(self, group, works, tensors, then):
+        super().__init__()
+        self._group, self._works, self._tensors, self._then = group, works, tensors, then
+        self._lock = threading.Lock() if works else None
+
+    def wait(self, timeout=timedelta(0)):
+        if self._lock is None:
+            return True
+        with self._lock:
+            try:
+                for work in self._works:
+                    work.wait(timeout)
+                then, self._then = self._then, ()
+                for act in then:
+                    act()
+            except Error as error:
+                if all(work.is_completed() for work in self._works):
+                    self._error = _told(error)
+                raise _told(error) from None
+        return True
+
+    synchronize = wait
+
+    def is_completed(self):
+        if not all(work.is_completed() for work in self._works):
+            return False
+        # What is left to do belongs to the call.
+        with suppress(Exception):
+            self.wait()
+        return True
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        errors = (work.exception() for work in self._works)
+        return self._error or next((_told(error) for error in errors if error is not None), None)
+
+    def result(self):
+        self.wait()
+        return self._tensors
+
+    def _source_rank(self):
+        self.wait()
+        return self._works[0].received()[0][0]
+
+    source_rank = _source_rank
+
+    def get_future(self):
+        future = torch.futures.Future()
+        if self.is_completed():
+            self._complete(future)
+        elif self._is_in_order:
+            self._group._complete_later(self, future)
+        else:
+            threading.Thread(target=self._complete, args=[future], daemon=True).start()
+        return future
+
+    def _complete(self, future):
+        try:
+            self.wait()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(self._tensors)
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of torch.distributed."""
+
+    def __init__(self, communicator):
+        super().__init__(communicator.rank, communicator.world_size)
+        self._communicator = communicator
+        self._name = self._description = ""
+        self._futures = self._coalesced = None
+        _groups.add(self)
+
+    def _live(self, options=None):
+        """The communicator, with the timeout that a call's options may have."""
+        if self._communicator is None:
+            raise ValueError("the process group has been destroyed")
+        timeout = getattr(options, "timeout", None)
+        if timeout is None or timeout <= timedelta(0):
+            return self._communicator
+        return self._communicator.with_timeout(timeout)
+
+    # What torch asks a group.
+
+    def getBackendName(self):
+        return _NAME
+
+    name = _get_backend_name = getBackendName
+
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = name
+
+    def getGroupDesc(self):
+        return self._description
+
+    def setGroupDesc(self, description):
+        self._description = description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def _get_backend(self, device):
+        if device.type != "cpu":
+            raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
+        return self
+
+    def _set_default_timeout(self, timeout):
+        self._communicator = self._live().with_timeout(timeout)
+
+    set_timeout = _set_default_timeout
+
+    def abort(self):
+        """End the group for all its ranks."""
+        if self._communicator is not None:
+            self._communicator.abort("the program called abort")
+
+    def shutdown(self):
+        """Leave the group. Ranks that wait for this one get an error."""
+        self._communicator = None
+        if self._futures is not None:
+            self._futures.put(None)
+            self._futures = None
+
+    def _complete_later(self, work, future):
+        """Has a thread complete a future when its work has ended."""
+        if self._futures is None:
+            self._futures = queue.SimpleQueue()
+            threading.Thread(target=_complete_futures, args=[self._futures], daemon=True).start()
+        self._futures.put((work, future))
+
+    def _started(self, works, tensors, then=()):
+        """What a call gives: of the library's works, which are None if the call has blocked, and of what is left to do
+        after them."""
+        works = [work for work in works if work is not None]
+        if not works:
+            for act in then:
+                act()
+        work = _Work(self, works, tensors, then)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device=None):
+        self._coalesced = []
+
+    def _end_coalescing(self, device=None):
+        coalesced, self._coalesced = self._coalesced, None
+        works = [each for work in coalesced for each in work._works]
+        tensors = [tensor for work in coalesced for tensor in work._tensors]
+        return _Work(self, works, tensors, [act for work in coalesced if work._works for act in work._then])
+
+    # Collectives.
+
+    @_call
+    def allreduce(self, tensors, opts=_Torch.AllreduceOptions(), op=None, timeout=None):
+        return self._all_reduce(_list(tensors), opts if op is None else op)
+
+    @_call
+    def allreduce_coalesced(self, tensors, opts=_Torch.AllreduceCoalescedOptions()):
+        return self._all_reduce(tensors, opts)
+
+    def _all_reduce(self, tensors, opts):
+        communicator, async_op, op = self._live(opts), _is_async(opts), _op_of(opts)
+        works, then = [], []
+        for tensor in map(_plain, tensors):
+            if tensor.is_sparse:
+                self._all_reduce_sparse(communicator, op, tensor)
+            elif _is_reduced(op, tensor):
+                works.append(communicator.all_reduce(tensor, ReduceOp[op], async_op))
+            else:
+                all_blocks = tensor.new_empty((self.size(), *tensor.shape))
+                works.append(communicator.all_gather_into(all_blocks, tensor.contiguous(), async_op))
+                then.append(functools.partial(_reduce, op, all_blocks, tensor))
+        return self._started(works, tensors, then)
+
+    def _all_reduce_sparse(self, communicator, op, tensor):
+        """Brings each rank the elements of all, and adds them. This waits for the other ranks."""
+        if op != "SUM":
+            raise ValueError(f"a sparse tensor has the reduction SUM, and not {op}")
+        own, counts = tensor.coalesce(), torch.empty(self.size(), dtype=torch.int64)
+        communicator.all_gather_into(counts, torch.tensor([own._nnz()]), False)
+
+        def gather_rows(rows):
+            padded = rows.new_zeros((int(counts.max()), *rows.shape[1:]))
+            padded[: len(rows)] = rows
+            gathered = padded.new_empty((self.size(), *padded.shape))
+            communicator.all_gather_into(gathered, padded, False)
+            return torch.cat([rows[:count] for rows, count in zip(gathered, counts)])
+
+        indices = gather_rows(own.indices().t()).t()
+        tensor.copy_(torch.sparse_coo_tensor(indices, gather_rows(own.values()), tensor.shape).coalesce())
+
+    @_call
+    def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=None, timeout=None):
+        # The short form: a tensor, the root, the reduction.
+        root = opts if isinstance(opts, int) else opts.rootRank
+        communicator, async_op = self._live(opts), _is_async(opts)
+        name = _op_of(opts if op is None and not isinstance(opts, int) else op or dist.ReduceOp.SUM)
+        (tensor,) = map(_plain, _list(tensors))
+        if _is_reduced(name, tensor):
+            return self._started([communicator.reduce(tensor, ReduceOp[name], root, async_op)], _list(tensors))
+        is_root = self.rank() == root
+        all_blocks = tensor.new_empty((self.size() if is_root else 0, *tensor.shape))
+        work = communicator.call_on_list("gather", tensor.contiguous(), list(all_blocks), root, async_op)
+        then = [functools.partial(_reduce, name, all_blocks, tensor)] if is_root else []
+        return self._started([work], _list(tensors), then)
+
+    @_call
+    def broadcast(self, tensors, opts=_Torch.BroadcastOptions(), timeout=None):
+        root = opts if isinstance(opts, int) else opts.rootRank
+        communicator, async_op = self._live(opts), _is_async(opts)
+        tensors = _list(tensors)
+        return self._started([communicator.broadcast(_plain(tensor), root, async_op) for tensor in tensors], tensors)
+
+    @_call
+    def allgather(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions(), timeout=None):
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        return self._gather_lists(output_tensors, input_tensors, opts)
+
+    @_call
+    def allgather_coalesced(self, output_lists, input_list, opts=_Torch.AllgatherOptions()):
+        # One list for each rank, of all tensors.
+        return self._gather_lists(list(zip(*output_lists)), input_list, opts)
+
+    def _gather_lists(self, lists, tensors, opts):
+        communicator, async_op = self._live(opts), _is_async(opts)
+        works = [
+            communicator.call_on_list("all_gather", _plain(tensor), [*map(_plain, outputs)], 0, async_op)
+            for outputs, tensor in zip(lists, tensors)
+        ]
+        return self._started(works, [output for outputs in lists for output in outputs])
+
+    @_call
+    def _allgather_base(self, output, input, opts=_Torch.AllgatherOptions()):
+        return self._gather_into([output], [input], opts)
+
+    @_call
+    def allgather_into_tensor_coalesced(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions()):
+        return self._gather_into(output_tensors, input_tensors, opts)
+
+    def _gather_into(self, outputs, inputs, opts):
+        communicator, async_op = self._live(opts), _is_async(opts)
+        pairs = zip(map(_plain, outputs), map(_plain, inputs))
+        return self._started([communicator.all_gather_into(*pair, async_op) for pair in pairs], outputs)
+
+    @_call
+    def reduce_scatter(self, output_tensors, input_tensors, opts=_Torch.ReduceScatterOptions(), op=None, timeout=None):
+        if isinstance(output_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        for output, blocks in zip(output_tensors, input_tensors):
+            if any(block.numel() != output.numel() for block in blocks):
+                raise ValueError("reduce_scatter: the tensors of the list and the output have one length")
+        inputs = [torch.stack([*map(_plain, blocks)]) for blocks in input_tensors]
+        return self._reduce_scatter(output_tensors, inputs, opts if op is None else op)
+
+    @_call
+    def _reduce_scatter_base(self, outputTensor, inputTensor, opts=_Torch.ReduceScatterOptions()):
+        return self._reduce_scatter([outputTensor], [inputTensor], opts)
+
+    @_call
+    def reduce_scatter_tensor_coalesced(self, outputTensors, inputTensors, opts=_Torch.ReduceScatterOptions()):
+        return self._reduce_scatter(outputTensors, inputTensors, opts)
+
+    def _reduce_scatter(self, outputs, inputs, opts):
+        communicator, async_op, op = self._live(opts), _is_async(opts), _op_of(opts)
+        works, then = [], []
+        for output, input in zip(map(_plain, outputs), map(_plain, inputs)):
+            if _is_reduced(op, input):
+                works.append(communicator.reduce_scatter(output, input, ReduceOp[op], async_op))
+            else:
+                blocks = torch.empty((self.size(), output.numel()), dtype=output.dtype)
+                works.append(communicator.all_to_all(blocks, input.reshape(self.size(), -1).contiguous(), async_op))
+                then.append(functools.partial(_reduce, op, blocks, output))
+        return self._started(works, outputs, then)
+
+    @_call
+    def gather(self, output_tensors, input_tensors, opts=_Torch.GatherOptions(), timeout=None):
+        if isinstance(input_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        root = opts if isinstance(opts, int) else opts.rootRank
+        outputs = output_tensors[0] if self.rank() == root and output_tensors else []
+        tensor, list_ = _plain(input_tensors[0]), [*map(_plain, outputs)]
+        return self._started([self._live(opts).call_on_list("gather", tensor, list_, root, _is_async(opts))], outputs)
+
+    @_call
+    def gather_single(self, output, input, opts=_Torch.GatherOptions()):
+        is_root = self.rank() == opts.rootRank
+        outputs = list(_plain(output).view(self.size(), input.numel())) if is_root else []
+        work = self._live(opts).call_on_list("gather", _plain(input), outputs, opts.rootRank, _is_async(opts))
+        return self._started([work], [output])
+
+    @_call
+    def scatter(self, output_tensors, input_tensors, opts=_Torch.ScatterOptions(), timeout=None):
+        if isinstance(output_tensors, torch.Tensor):
+            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        root = opts if isinstance(opts, int) else opts.rootRank
+        inputs = input_tensors[0] if self.rank() == root and input_tensors else []
+        tensor, list_ = _plain(output_tensors[0]), [*map(_plain, inputs)]
+        work = self._live(opts).call_on_list("scatter", tensor, list_, root, _is_async(opts))
+        return self._started([work], output_tensors)
+
+    @_call
+    def alltoall_base(
+        self, output, input, output_split_sizes, input_split_sizes, opts=_Torch.AllToAllOptions(), timeout=None
+    ):
+        target, source = _plain(output), _plain(input)
+        if not output_split_sizes and not input_split_sizes:
+            return self._started([self._live(opts).all_to_all(target, source, _is_async(opts))], [output])
+        n = self.size()
+        parts = []
+        for name, tensor, sizes in ("output", target, output_split_sizes), ("input", source, input_split_sizes):
+            rows = tensor.shape[0] if tensor.dim() else 1
+            sizes = sizes or [rows // n] * n
+            if len(sizes) != n or sum(sizes) != rows:
+                raise ValueError(
+                    f"all_to_all_single: the {name} has {rows} rows, and its splits are {sizes}, for {n} ranks"
+                )
+            parts.append(list(tensor.split(list(sizes))))
+        return self._exchange(*parts, [output], opts)
+
+    @_call
+    def alltoall(self, output_tensors, input_tensors, opts=_Torch.AllToAllOptions(), timeout=None):
+        n = self.size()
+        if len(output_tensors) != n or len(input_tensors) != n:
+            raise ValueError(f"all_to_all: each list has a tensor for each of {n} ranks")
+        return self._exchange([*map(_plain, output_tensors)], [*map(_plain, input_tensors)], output_tensors, opts)
+
+    def _exchange(self, outputs, inputs, tensors, opts):
+        """A message from each rank to each, whose lengths may differ."""
+        rank = self.rank()
+        if outputs[rank].numel() != inputs[rank].numel():
+            lengths = f"{inputs[rank].numel()} elements, and receives {outputs[rank].numel()}"
+            raise ValueError(f"all_to_all: rank {rank} sends itself {lengths}")
+        outputs[rank].copy_(inputs[rank].reshape(outputs[rank].shape))
+        peers = [peer for peer in range(self.size()) if peer != rank]
+        sent = [(True, inputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
+        received = [(False, outputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
+        communicator = self._live(opts)
+        work = communicator.messages(sent + received, async_op=True)
+
+        def check():
+            for peer, found in zip(peers, work.received()[len(sent) :]):
+                if found[1] != outputs[peer].numel():
+                    text = (
+                        f"all_to_all: rank {peer} sends {found[1]} elements to rank {rank}, "
+                        f"which expects {outputs[peer].numel()}"
+                    )
+                    communicator.abort(text)
+                    raise Error(text)
+
+        started = self._started([work], tensors, [check])
+        if not _is_async(opts):
+            started.wait()
+        return started
+
+    @_call
+    def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):
+        return self._started([self._live(opts).barrier(_is_async(opts))], [])
+
+    @_call
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        communicator = self._live()
+        try:
+            communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)
+        except DeadlineError as error:
+            raise DeadlineError(f"Rank {self.rank()} timed out in monitoredBarrier: {error}") from None
+
+    # Newer names.
+    all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced
+    reduce_scatter_single, reduce_scatter_single_coalesced = _reduce_scatter_base, reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    # Messages.
+
+    @_call
+    def send(self, tensors, dstRank, tag=0):
+        return self._message(True, tensors, dstRank, tag)
+
+    @_call
+    def recv(self, tensors, srcRank, tag=0):
+        return self._message(False, tensors, srcRank, tag)
+
+    @_call
+    def recv_anysource(self, tensors, tag=0):
+        return self._message(False, tensors, None, tag)
+
+    def _message(self, is_send, tensors, peer, tag):
+        if not 0 <= tag < _ALL_TO_ALL_TAG:
+            raise ValueError(f"tag is {tag}; it is 0 to {_ALL_TO_ALL_TAG - 1}")
+        (tensor,) = tensors
+        work = self._started([self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)], tensors)
+        work._is_in_order = False
+        return work
+
+
+def _list(tensors):
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _plain(tensor):
+    """The tensor without its gradient: what a call writes is not autograd's."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _is_async(options):
+    """Whether the program waits for the call itself. Options of older versions do not say."""
+    return getattr(options, "asyncOp", True)
+
+
+def _op_of(options):
+    """The name of a reduction, which is given as options, or by itself."""
+    op = getattr(options, "reduceOp", options)
+    op = getattr(op, "op", op)
+    name = _NAMES.get(op.value)
+    if name is None:
+        raise ValueError(f"there is no reduction {op.name} on tensors in the host's memory")
+    return name
+
+
+def _is_reduced(op, tensor):
+    """Whether the library reduces the tensor."""
+    return tensor.dtype in _REDUCED and op in ReduceOp.__members__
+
+
+def _reduce(op, blocks, target):
+    """Reduces the blocks of all ranks, in the order of ranks."""
+    total = blocks[0]
+    for block in blocks[1:]:
+        _COMBINE[op](total, block)
+    if op == "AVG":
+        total.div_(len(blocks), rounding_mode=None if total.is_floating_point() or total.is_complex() else "trunc")
+    target.copy_(total.reshape(target.shape))
+
+
+def _complete_futures(futures):
+    for work, future in iter(futures.get, None):
+        work._complete(future)
+
+
+#: The groups that this process has not left.
+_groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+
+
+@atexit.register
+def _leave():
+    for group in list(_groups):
+        group.shutdown()
+
+
+def _place():
+    """Where a process can meet others: the machine, and its network namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return [file.read().strip(), os.readlink("/proc/self/ns/net")]
+
+
+def _meet(store, rank, size):
+    """A name that the group's ranks have, and no other group. Rank 0 draws it and puts it into the store."""
+    store.set(f"place of {rank}", json.dumps(_place()))
+    if rank == 0:
+        places = [json.loads(store.get(f"place of {other}")) for other in range(size)]
+        apart = [other for other in range(size) if places[other] != places[0]]
+        meeting = {"job": secrets.token_hex(16)}
+        if apart:
+            meeting = {
+                "error": f"rank {apart[0]} is on another machine than rank 0, or in another network namespace; "
+                f'the backend "{_NAME}" is for one machine, and between machines there is "gloo"'
+            }
+        store.set("meeting", json.dumps(meeting))
+    meeting = json.loads(store.get("meeting"))
+    if "error" in meeting:
+        raise _told(Error(meeting["error"]))
+    return meeting["job"]
+
+
+def _create(store, rank, size, timeout):
+    job = _meet(store, rank, size)
+    try:
+        return ProcessGroup(_core.connect(job, rank, size, timeout))
+    except Error as error:
+        raise _told(error) from None
+
+
+def register():
+    """What importing this module does. Newer versions of torch find it by the backend's name, and call it."""
+    if _NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(_NAME, _create, devices=["cpu"])
+
+
+register()

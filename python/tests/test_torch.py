@@ -1,0 +1,447 @@
+"""The backend of torch.distributed, beside gloo: torch 2.1 or newer."""
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+
+import pytest
+from ranks import DEADLINE, Ranks, peer
+
+torch = peer("torch")
+dist = torch.distributed
+IS_OLD = not hasattr(dist.Backend, "default_device_backend_map")
+
+
+def test_an_old_torch_is_an_error():
+    if not IS_OLD:
+        pytest.skip("this torch is new enough")
+    with pytest.raises(ImportError, match="needs torch 2.1 or newer, and this is 1"):
+        import distcollective.torch  # noqa: F401
+
+
+def _child(connection, variables, rank, size, body, arguments):
+    try:
+        import distcollective.torch  # noqa: F401
+
+        torch.set_num_threads(1)
+        path, seconds, *rest = arguments
+        timeout = timedelta(seconds=seconds)
+        dist.init_process_group(
+            "distcollective", init_method=f"file://{path}", rank=rank, world_size=size, timeout=timeout
+        )
+        connection.send(("result", body(*rest)))
+    except BaseException:
+        connection.send(("error", traceback.format_exc()))
+
+
+def on_ranks(size, body, *arguments, seconds=8.0):
+    """The ranks of a group of this backend."""
+    if IS_OLD:
+        pytest.skip(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+    path = tempfile.mktemp(prefix="dcl-torch-")
+    # A rank of a fork keeps what torch has loaded.
+    return Ranks(size, body, path, seconds, *arguments, target=_child)
+
+
+def run(size, body, *arguments, **options):
+    with on_ranks(size, body, *arguments, **options) as ranks:
+        return [ranks.result(rank) for rank in range(size)]
+
+
+#: Those that gloo has too.
+TYPES = ["float32", "float64", "float16", "int64", "int32", "int8", "uint8"]
+
+
+def values(choose, name, shape):
+    """A tensor of small numbers, of which every sum is exact."""
+    numbers = torch.tensor([choose.randrange(4) for _ in range(torch.Size(shape).numel())]).reshape(shape)
+    return numbers.to(getattr(torch, name))
+
+
+def call(choose, own, n, group, tensor_of, async_op):
+    """Makes a random call, and gives its results. ``choose`` is alike on all ranks."""
+    name, op = choose.choice(TYPES), choose.choice(["SUM", "PRODUCT", "MAX", "MIN"])
+    shape, root = choose.choice([(n,), (2 * n, 3), (0, 2)]), choose.randrange(n)
+    op = getattr(dist.ReduceOp, op)
+    tensor = tensor_of(name, shape)
+    block = (shape[0] // n, *shape[1:])
+    empty = lambda shape: torch.zeros(shape, dtype=tensor.dtype)  # noqa: E731
+    moves = ["broadcast", "all_gather", "into", "gather", "scatter", "all_to_all", "uneven", "lists"]
+    kind = choose.choice([*moves, "all_reduce", "reduce", "reduce_scatter", "coalesced"])
+    out, works = [tensor], []
+    if kind == "all_reduce":
+        works.append(dist.all_reduce(tensor, op, group, async_op))
+    elif kind == "reduce":
+        works.append(dist.reduce(tensor, root, op, group, async_op))
+        out = [tensor] if own == root else []
+    elif kind == "broadcast":
+        works.append(dist.broadcast(tensor, root, group, async_op))
+    elif kind == "all_gather":
+        out = [empty(shape) for _ in range(n)]
+        works.append(dist.all_gather(out, tensor, group, async_op))
+    elif kind == "into":
+        out = [empty((n * shape[0], *shape[1:]))]
+        works.append(dist.all_gather_into_tensor(out[0], tensor, group, async_op))
+    elif kind == "gather":
+        out = [empty(shape) for _ in range(n)] if own == root else None
+        if choose.random() < 0.5 and hasattr(dist, "gather_single") and dist.get_backend(group) != "gloo":
+            out = [torch.stack(out)] if out else None
+            works.append(dist.gather_single(tensor, out and out[0], root, group, async_op))
+            out = out and [*out[0]]
+        else:
+            works.append(dist.gather(tensor, out, root, group, async_op))
+    elif kind == "scatter":
+        out = [empty(shape)]
+        blocks = [tensor + number for number in range(n)] if own == root else None
+        works.append(dist.scatter(out[0], blocks, root, group, async_op))
+    elif kind == "reduce_scatter":
+        out = [empty(block)]
+        works.append(dist.reduce_scatter(out[0], [*tensor.chunk(n)] if shape[0] else [tensor] * n, op, group, async_op))
+    elif kind == "all_to_all":
+        out = [empty(shape)]
+        works.append(dist.all_to_all_single(out[0], tensor, group=group, async_op=async_op))
+    elif kind in ("uneven", "lists"):
+        counts = [[choose.randrange(3) for _ in range(n)] for _ in range(n)]
+        sent, received = counts[own], [row[own] for row in counts]
+        tensor, out = tensor_of(name, (sum(sent), 2)), [empty((sum(received), 2))]
+        if kind == "uneven":
+            works.append(dist.all_to_all_single(out[0], tensor, received, sent, group, async_op))
+        else:
+            parts = [[*tensor.split(sent)], [*out[0].split(received)]]
+            if dist.get_backend(group) == "gloo":  # which has no all_to_all of lists
+                works.append(dist.all_to_all_single(out[0], tensor, received, sent, group, async_op))
+            else:
+                works.append(dist.all_to_all(parts[1], parts[0], group, async_op))
+    elif kind == "coalesced":
+        out = [tensor, tensor_of(name, (3,))]
+        works += [dist.all_reduce(each, op, group, async_op) for each in out]
+    for work in works:
+        assert work is None or work.wait()
+    return kind, name, out or []
+
+
+def test_random_programs_give_what_gloo_gives():
+    def body(seed):
+        gloo = dist.new_group(backend="gloo")
+        rank, n = dist.get_rank(), dist.get_world_size()
+        seen = set()
+        for number in range(400):
+            results = []
+            for group in (None, gloo):
+                of_rank = random.Random(f"{seed} {number} {rank}")
+                choose = random.Random(f"{seed} {number}")
+                tensor_of = lambda name, shape: values(of_rank, name, shape)  # noqa: E731, B023
+                results.append(call(choose, rank, n, group, tensor_of, async_op=number % 3 > 0))
+            (kind, name, own), (_, _, expected) = results
+            assert len(own) == len(expected)
+            for x, y in zip(own, expected):
+                assert x.dtype == y.dtype and torch.equal(x, y), (number, kind, name, x, y)
+            seen.add(kind)
+        return len(seen)
+
+    assert run(3, body, 1, seconds=20) == [12] * 3
+
+
+def test_reductions_of_bits_and_averages():
+    def body():
+        rank = dist.get_rank()
+        for op, expected in [("BAND", 0), ("BOR", 3), ("BXOR", 3)]:
+            x = torch.tensor([rank + 1])
+            dist.all_reduce(x, getattr(dist.ReduceOp, op))
+            assert x.item() == expected
+        for name in ("float32", "float64"):
+            x = torch.tensor([rank, 5.0], dtype=getattr(torch, name))
+            dist.all_reduce(x, dist.ReduceOp.AVG)
+            assert x.tolist() == [0.5, 5.0]
+        x = torch.tensor([rank - 2, 1], dtype=torch.int16)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert x.tolist() == [-1, 1]
+        x = torch.tensor([float("nan") if rank == 0 else 2.0], dtype=torch.float64)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        assert x.item() == 2.0
+        parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.float64).t())
+        dist.all_reduce(parameter)
+        strided = torch.ones(4, 4)[:, ::2]
+        dist.all_reduce(strided)
+        for x, total in [(torch.tensor([rank == 1]), True), (torch.tensor([1j + rank]), 1 + 2j)]:
+            everything = [torch.zeros_like(x) for _ in range(2)]
+            dist.all_gather(everything, x)
+            assert everything[rank].equal(x)
+            dist.all_reduce(x)
+            assert x.item() == total
+        # Both have row 1, rank 1 has row 2 alone.
+        sparse = torch.sparse_coo_tensor([[1, 2][: rank + 1]], torch.ones(rank + 1, 3), (4, 3))
+        dist.all_reduce(sparse)
+        assert sparse.to_dense().sum(1).tolist() == [0, 6, 3, 0]
+        return parameter.tolist() + strided.sum(1).tolist()
+
+    assert run(2, body) == [[2.0, 2.0, 4.0, 4.0, 4.0, 4.0]] * 2
+
+
+def train(make, backend):
+    group = None if backend is None else dist.new_group(backend=backend)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).double()
+    net = make(net, group)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 16, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([each.detach().reshape(-1) for each in net.parameters()])
+
+
+def test_ddp_fsdp_and_dtensor():
+    def body():
+        ddp = lambda net, group: torch.nn.parallel.DistributedDataParallel(net, process_group=group)  # noqa: E731
+        own, gloo = train(ddp, None), train(ddp, "gloo")
+        assert torch.allclose(own, gloo)
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        sharded = train(lambda net, group: FullyShardedDataParallel(net, group, device_id=torch.device("cpu")), None)
+        total = sharded.sum()
+        dist.all_reduce(total)
+        assert torch.allclose(total, gloo.sum())
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        whole = torch.arange(30.0).reshape(5, 6)
+        part = distribute_tensor(whole, mesh["model"], [Shard(0)])
+        assert torch.equal((part @ part.t()).full_tensor(), whole @ whole.t())
+        assert torch.equal(part.redistribute(placements=[Shard(1)]).full_tensor(), whole)
+        return mesh["data"].get_group().name()
+
+    assert run(4, body, seconds=30) == ["distcollective"] * 4
+
+
+def test_groups_are_made_by_their_ranks():
+    def body():
+        rank = dist.get_rank()
+        # At one time, and each by its ranks alone.
+        own = dist.new_group([0, 1] if rank < 2 else [3, 2], use_local_synchronization=True)
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=own)
+        ends = dist.new_group([0, 3])
+        y = torch.tensor([rank])
+        if rank in (0, 3):
+            dist.all_reduce(y, group=ends)
+            dist.broadcast_object_list(found := [{"of": rank}], src=3, group=ends)
+            assert found == [{"of": 3}]
+        dist.destroy_process_group(own)
+        dist.barrier()
+        return x.item(), y.item()
+
+    assert run(4, body) == [(1, 3), (1, 1), (5, 2), (5, 3)]
+
+
+def test_messages():
+    def body():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        x, y = torch.full((3,), float(rank)), torch.zeros(3)
+        after, before = (rank + 1) % n, (rank - 1) % n
+        pairs = [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, y, before)]
+        for work in dist.batch_isend_irecv(pairs):
+            work.wait()
+        assert y.tolist() == [float(before)] * 3
+        if rank == 0:
+            assert {dist.recv(y, tag=4) for _ in range(n - 1)} == {1, 2}
+        else:
+            dist.send(x, 0, tag=4)
+        with pytest.raises(ValueError, match="tag is 40000; it is 0 to 32766"):
+            dist.send(x, after, tag=40000)
+        return True
+
+    assert all(run(3, body))
+
+
+def test_work_and_futures():
+    def body():
+        x = torch.ones(4)
+        work = dist.all_reduce(x, async_op=True)
+        halves = work.get_future().then(lambda future: future.value()[0] / 2)
+        assert halves.wait().tolist() == [1.0] * 4
+        assert work.is_completed() and work.is_success() and work.exception() is None
+        assert work.result()[0] is x
+        # A future whose work waits for another rank, which waits for this rank's message.
+        work = dist.all_reduce(x, async_op=True) if dist.get_rank() == 0 else None
+        future = work and work.get_future()
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1), 0)
+            dist.all_reduce(x)
+        assert future is None or future.wait()[0].tolist() == [4.0] * 4
+        return x.tolist()
+
+    assert run(2, body) == [[4.0] * 4] * 2
+
+
+def test_work_that_is_completed_has_its_result():
+    def body():
+        # Types that the library reduces, and that torch reduces after it.
+        for name in ("float32", "float64"):
+            x = torch.ones(1000, dtype=getattr(torch, name))
+            work = dist.all_reduce(x, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.001)
+            assert x.eq(2).all() and work.is_success()
+        # A future of a message does not hold back those of calls.
+        if dist.get_rank() == 0:
+            received = torch.zeros(1)
+            future = dist.irecv(received, 1, tag=1).get_future()
+        assert dist.all_reduce(x, async_op=True).get_future().wait()[0].eq(4).all()
+        if dist.get_rank() == 0:
+            assert not future.done()
+            dist.send(torch.ones(1), 1, tag=2)
+            return future.wait()[0].item()
+        dist.recv(torch.zeros(1), 0, tag=2)
+        dist.send(torch.ones(1), 0, tag=1)
+        return 1.0
+
+    assert run(2, body) == [1.0, 1.0]
+
+
+def test_a_rank_that_leaves_is_named_at_once():
+    def body():
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+            time.sleep(60)
+        begin = time.monotonic()
+        with pytest.raises(dist.DistNetworkError, match="rank 1"):
+            dist.all_reduce(torch.ones(1))
+        return time.monotonic() - begin
+
+    with on_ranks(2, body, seconds=30) as ranks:
+        assert ranks.result(0) < 10
+
+
+PROGRAM = """
+import torch, torch.distributed as dist, distcollective.torch
+dist.init_process_group("distcollective")
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x.tolist() == [2.0] * 3
+print("done", flush=True)
+"""
+
+
+def test_under_torchrun(tmp_path):
+    if IS_OLD:
+        pytest.skip(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = subprocess.run([*command, tmp_path / "program.py"], capture_output=True, text=True, timeout=6 * DEADLINE)
+    assert found.returncode == 0 and found.stdout.count("done") == 2, found.stdout + found.stderr
+
+
+def test_errors_name_both_sides():
+    def body():
+        rank = dist.get_rank()
+        x = torch.ones(4)
+        found = []
+        group = dist.new_group()
+        with pytest.raises(dist.DistBackendError) as raised:
+            dist.all_reduce(x, group=group) if rank == 0 else dist.broadcast(x, 0, group=group)
+        found.append(str(raised.value))
+        group = dist.new_group()
+        # Rank 0 sends 2 rows, and rank 1 expects 1, or 3.
+        for expected in (1, 3):
+            group = dist.new_group()
+            splits = [[3, expected], [2, 3]] if rank else [[1, 2], [1, 2]]
+            out = torch.zeros(sum(splits[0]) if rank else 3)
+            inputs = torch.zeros(sum(splits[1]) if rank else 3)
+            with pytest.raises((dist.DistBackendError, ValueError)) as raised:
+                if rank == 0:
+                    dist.all_to_all_single(out, inputs, [1, 2], [1, 2], group=group)
+                    dist.barrier(group)
+                else:
+                    dist.all_to_all_single(torch.zeros(expected + 3), inputs, [expected, 3], [2, 3], group=group)
+            found.append(str(raised.value))
+        return found
+
+    for first, *others in run(2, body):
+        assert "all_reduce" in first and "broadcast" in first, first
+        for text in others:
+            assert re.search("2", text), text
+
+
+def test_a_wrong_count_is_named():
+    def body(expected):
+        rank = dist.get_rank()
+        # Each rank keeps a row; rank 0 sends two, and rank 1 expects another number.
+        sizes = ([1, 1], [1, 2]) if rank == 0 else ([expected, 1], [1, 1])
+        with pytest.raises(dist.DistBackendError) as raised:
+            dist.all_to_all_single(torch.zeros(sum(sizes[0])), torch.ones(sum(sizes[1])), *map(list, sizes))
+            dist.barrier()
+        return str(raised.value)
+
+    for expected, texts in ((1, ["2", "1"]), (4, ["sends 2 elements to rank 1, which expects 4"])):
+        found = run(2, body, expected)
+        assert all(any(text in each for each in found) for text in texts), found
+
+
+def test_a_rank_that_dies_is_named_at_once():
+    def body():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        begin = time.monotonic()
+        with pytest.raises(dist.DistNetworkError, match="rank 1"):
+            dist.all_reduce(torch.ones(1))
+        return time.monotonic() - begin
+
+    with on_ranks(2, body, seconds=30) as ranks:
+        time.sleep(1)
+        ranks.signal(1, signal.SIGKILL)
+        assert ranks.result(0) < 10
+
+
+def test_a_late_rank_is_named_at_the_timeout():
+    def body():
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        with pytest.raises(dist.DistBackendError, match="rank 1.*the timeout is over"):
+            dist.barrier()
+        return 0
+
+    with on_ranks(2, body, seconds=1.0) as ranks:
+        assert ranks.result(0) == 0
+
+
+def test_ranks_of_two_machines_are_told_at_once():
+    def body():
+        import distcollective.torch as backend
+
+        place = backend._place
+        backend._place = lambda: ["another machine"] if dist.get_rank() == 1 else place()
+        with pytest.raises(dist.DistBackendError, match="rank 1 is on another machine than rank 0"):
+            dist.new_group()
+        return True
+
+    assert all(run(3, body))
+
+
+def test_workers_of_a_loader_and_the_profiler():
+    def body():
+        loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, num_workers=2)
+        x = torch.ones(2)
+        with torch.profiler.profile() as profile:
+            for batch in loader:
+                dist.all_reduce(x)
+                assert batch.numel() == 4
+        names = {event.name for event in profile.events()}
+        assert "distcollective:allreduce" in names, names
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        return x.tolist()
+
+    assert run(2, body) == [[4.0, 4.0]] * 2
