@@ -6,7 +6,7 @@ Importing this registers it::
 
     torch.distributed.init_process_group("distcollective")
 
-Ranks meet through torch's store, so every launcher and ``init_method`` of torch's works. It needs torch 2.1 or newer.
+Ranks meet through torch's store, so every launcher and ``init_method`` of torch's works. It needs torch 2.7 or newer.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import os
 import queue
 import secrets
 import threading
+import time
 import weakref
 from contextlib import suppress
 from datetime import timedelta
@@ -27,8 +28,9 @@ from . import _core
 from .distributed import ReduceOp
 from .errors import DeadlineError, Error
 
-if not hasattr(dist.Backend, "default_device_backend_map"):
-    raise ImportError(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+# Older versions do not keep a Work that is written in Python, and hang when C++ waits for it.
+if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]:
+    raise ImportError(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
 
 _Torch = torch._C._distributed_c10d
 _profiler = torch.autograd.profiler
@@ -64,10 +66,9 @@ def _told(error):
     """The exception of torch for an error of the library."""
     if isinstance(error, ValueError):
         return error
-    name = "DistNetworkError" if error.kind == "PeerLost" else "DistBackendError"
     # Programs for torch look for this word.
     hint = "; the timeout is over" if isinstance(error, DeadlineError) else ""
-    return getattr(dist, name, RuntimeError)(f"{error}{hint}")
+    return (dist.DistNetworkError if error.kind == "PeerLost" else dist.DistBackendError)(f"{error}{hint}")
 
 
 def _call(method):
@@ -77,6 +78,8 @@ def _call(method):
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
         try:
+            if self._unfinished:
+                self._finish_on([*arguments, *named.values()])
             if not _profiler._is_profiler_enabled:
                 return method(self, *arguments, **named)
             with torch.profiler.record_function(name):
@@ -88,49 +91,58 @@ def _call(method):
 
 
 class _Work(_Torch.Work):
-    """Calls of the library that go on; then what is left to do with what they brought."""
+    """Calls of the library that go on, or works of this class; then what is left to do with what they brought."""
 
     _error = None
-    #: Whether it ends after the calls that the group has begun before.
-    _is_in_order = True
 
-    def __init__(self, group, works, tensors, then):
+    def __init__(self, works, tensors, acts):
         super().__init__()
-        self._group, self._works, self._tensors, self._then = group, works, tensors, then
-        self._lock = threading.Lock() if works else None
+        self._works, self._tensors, self._acts = works, tensors, acts
+        self._lock = threading.Lock() if acts else None
 
     def wait(self, timeout=timedelta(0)):
-        if self._lock is None:
-            return True
-        with self._lock:
+        """Waits until the call has ended, and raises its error. Without a timeout that of the call counts."""
+        end = time.monotonic() + timeout.total_seconds() if timeout > timedelta(0) else None
+        for work in self._works:
+            left = timedelta(0) if end is None else timedelta(seconds=max(end - time.monotonic(), 1e-6))
             try:
-                for work in self._works:
-                    work.wait(timeout)
-                then, self._then = self._then, ()
-                for act in then:
-                    act()
+                work.wait(left)
             except Error as error:
-                if all(work.is_completed() for work in self._works):
-                    self._error = _told(error)
                 raise _told(error) from None
+        self._act()
+        if self._error is not None:
+            raise self._error
         return True
 
     synchronize = wait
 
+    def _act(self):
+        """Does what is left to do, once. Its error is that of the call."""
+        if self._acts:
+            with self._lock:
+                acts, self._acts = self._acts, ()
+                try:
+                    for act in acts:
+                        act()
+                except Error as error:
+                    self._error = _told(error)
+                except Exception as error:
+                    self._error = error
+
     def is_completed(self):
         if not all(work.is_completed() for work in self._works):
             return False
-        # What is left to do belongs to the call.
-        with suppress(Exception):
-            self.wait()
+        if all(work.is_success() for work in self._works):
+            self._act()
         return True
 
     def is_success(self):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        errors = (work.exception() for work in self._works)
-        return self._error or next((_told(error) for error in errors if error is not None), None)
+        found = (work.exception() for work in self._works)
+        error = next((error for error in found if error is not None), self._error)
+        return _told(error) if isinstance(error, Error) else error
 
     def result(self):
         self.wait()
@@ -143,22 +155,52 @@ class _Work(_Torch.Work):
     source_rank = _source_rank
 
     def get_future(self):
-        future = torch.futures.Future()
+        ended = torch.futures.Future()
+        # An error is raised in a callback: C++ would take that of `set_exception` for tensors.
+        future = ended.then(lambda _: self.result())
         if self.is_completed():
-            self._complete(future)
-        elif self._is_in_order:
-            self._group._complete_later(self, future)
+            ended.set_result(None)
         else:
-            threading.Thread(target=self._complete, args=[future], daemon=True).start()
+            _waiters.run(lambda: self._complete(ended))
         return future
 
-    def _complete(self, future):
-        try:
+    def _complete(self, ended):
+        with suppress(Exception):  # The future's callback raises it.
             self.wait()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(self._tensors)
+        ended.set_result(None)
+
+
+class _Waiters:
+    """Threads that complete futures. Each waits for one call at a time, because callbacks may wait for others."""
+
+    def __init__(self):
+        self._lock, self._tasks, self._idle = threading.Lock(), queue.SimpleQueue(), 0
+
+    def run(self, task):
+        with self._lock:
+            is_missing = self._idle == 0
+            self._idle -= not is_missing
+        self._tasks.put(task)
+        if is_missing:
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            self._tasks.get()()
+            with self._lock:
+                self._idle += 1
+
+
+_waiters = _Waiters()
+
+
+def _forget_waiters():
+    """In a child that was forked, which has no threads."""
+    global _waiters
+    _waiters = _Waiters()
+
+
+os.register_at_fork(after_in_child=_forget_waiters)
 
 
 class ProcessGroup(dist.ProcessGroup):
@@ -168,14 +210,17 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(communicator.rank, communicator.world_size)
         self._communicator = communicator
         self._name = self._description = ""
-        self._futures = self._coalesced = None
+        self._coalesced = None
+        #: Works that write to tensors when they are waited for.
+        self._unfinished = []
         _groups.add(self)
 
-    def _live(self, options=None):
-        """The communicator, with the timeout that a call's options may have."""
+    def _live(self, options=None, timeout=None):
+        """The communicator, with the timeout that a call or its options may have."""
         if self._communicator is None:
             raise ValueError("the process group has been destroyed")
-        timeout = getattr(options, "timeout", None)
+        if timeout is None:
+            timeout = getattr(options, "timeout", None)
         if timeout is None or timeout <= timedelta(0):
             return self._communicator
         return self._communicator.with_timeout(timeout)
@@ -204,6 +249,11 @@ class ProcessGroup(dist.ProcessGroup):
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
+    @property
+    def _device_types(self):
+        # While torch makes the group, it has none: newer versions attach a recorder, which only a group in C++ can have.
+        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_map else []
+
     def _get_backend(self, device):
         if device.type != "cpu":
             raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
@@ -222,51 +272,51 @@ class ProcessGroup(dist.ProcessGroup):
     def shutdown(self):
         """Leave the group. Ranks that wait for this one get an error."""
         self._communicator = None
-        if self._futures is not None:
-            self._futures.put(None)
-            self._futures = None
 
-    def _complete_later(self, work, future):
-        """Has a thread complete a future when its work has ended."""
-        if self._futures is None:
-            self._futures = queue.SimpleQueue()
-            threading.Thread(target=_complete_futures, args=[self._futures], daemon=True).start()
-        self._futures.put((work, future))
-
-    def _started(self, works, tensors, then=()):
+    def _started(self, works, tensors, acts=()):
         """What a call gives: of the library's works, which are None if the call has blocked, and of what is left to do
         after them."""
         works = [work for work in works if work is not None]
         if not works:
-            for act in then:
+            for act in acts:
                 act()
-        work = _Work(self, works, tensors, then)
+            acts = ()
+        work = _Work(works, tensors, acts)
+        if works and (acts or not all(tensor.is_contiguous() for tensor in tensors)):
+            self._unfinished.append(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _finish_on(self, arguments):
+        """Waits for works that are still to write to a tensor of these arguments, so that calls have an order."""
+        used = {_memory(tensor) for tensor in _tensors_in(arguments)}
+        for work in self._unfinished:
+            if not used.isdisjoint(map(_memory, work._tensors)):
+                with suppress(Exception):  # That is an error of the other call.
+                    work.wait()
+        self._unfinished = [work for work in self._unfinished if not work.is_completed()]
 
     def _start_coalescing(self, device=None):
         self._coalesced = []
 
     def _end_coalescing(self, device=None):
-        coalesced, self._coalesced = self._coalesced, None
-        works = [each for work in coalesced for each in work._works]
-        tensors = [tensor for work in coalesced for tensor in work._tensors]
-        return _Work(self, works, tensors, [act for work in coalesced if work._works for act in work._then])
+        works, self._coalesced = self._coalesced, None
+        return _Work(works, [tensor for work in works for tensor in work._tensors], ())
 
     # Collectives.
 
     @_call
-    def allreduce(self, tensors, opts=_Torch.AllreduceOptions(), op=None, timeout=None):
-        return self._all_reduce(_list(tensors), opts if op is None else op)
+    def allreduce(self, tensors, opts=_Torch.AllreduceOptions(), timeout=None, op=None):
+        return self._all_reduce(self._live(opts, timeout), _list(tensors), opts if op is None else op)
 
     @_call
     def allreduce_coalesced(self, tensors, opts=_Torch.AllreduceCoalescedOptions()):
-        return self._all_reduce(tensors, opts)
+        return self._all_reduce(self._live(opts), tensors, opts)
 
-    def _all_reduce(self, tensors, opts):
-        communicator, async_op, op = self._live(opts), _is_async(opts), _op_of(opts)
-        works, then = [], []
+    def _all_reduce(self, communicator, tensors, opts):
+        async_op, op = _is_async(opts), _op_of(opts)
+        works, acts = [], []
         for tensor in map(_plain, tensors):
             if tensor.is_sparse:
                 self._all_reduce_sparse(communicator, op, tensor)
@@ -275,8 +325,8 @@ class ProcessGroup(dist.ProcessGroup):
             else:
                 all_blocks = tensor.new_empty((self.size(), *tensor.shape))
                 works.append(communicator.all_gather_into(all_blocks, tensor.contiguous(), async_op))
-                then.append(functools.partial(_reduce, op, all_blocks, tensor))
-        return self._started(works, tensors, then)
+                acts.append(functools.partial(_reduce, op, all_blocks, tensor))
+        return self._started(works, tensors, acts)
 
     def _all_reduce_sparse(self, communicator, op, tensor):
         """Brings each rank the elements of all, and adds them. This waits for the other ranks."""
@@ -296,44 +346,40 @@ class ProcessGroup(dist.ProcessGroup):
         tensor.copy_(torch.sparse_coo_tensor(indices, gather_rows(own.values()), tensor.shape).coalesce())
 
     @_call
-    def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=None, timeout=None):
-        # The short form: a tensor, the root, the reduction.
-        root = opts if isinstance(opts, int) else opts.rootRank
-        communicator, async_op = self._live(opts), _is_async(opts)
-        name = _op_of(opts if op is None and not isinstance(opts, int) else op or dist.ReduceOp.SUM)
+    def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=dist.ReduceOp.SUM, timeout=None):
+        root, op = (opts, _op_of(op)) if isinstance(opts, int) else (opts.rootRank, _op_of(opts))
+        communicator, async_op, is_root = self._live(opts, timeout), _is_async(opts), self.rank() == root
         (tensor,) = map(_plain, _list(tensors))
-        if _is_reduced(name, tensor):
-            return self._started([communicator.reduce(tensor, ReduceOp[name], root, async_op)], _list(tensors))
-        is_root = self.rank() == root
+        if _is_reduced(op, tensor):
+            return self._started([communicator.reduce(tensor, ReduceOp[op], root, async_op)], _list(tensors))
         all_blocks = tensor.new_empty((self.size() if is_root else 0, *tensor.shape))
         work = communicator.call_on_list("gather", tensor.contiguous(), list(all_blocks), root, async_op)
-        then = [functools.partial(_reduce, name, all_blocks, tensor)] if is_root else []
-        return self._started([work], _list(tensors), then)
+        acts = [functools.partial(_reduce, op, all_blocks, tensor)] if is_root else ()
+        return self._started([work], _list(tensors), acts)
 
     @_call
     def broadcast(self, tensors, opts=_Torch.BroadcastOptions(), timeout=None):
-        root = opts if isinstance(opts, int) else opts.rootRank
-        communicator, async_op = self._live(opts), _is_async(opts)
-        tensors = _list(tensors)
-        return self._started([communicator.broadcast(_plain(tensor), root, async_op) for tensor in tensors], tensors)
+        communicator, async_op, tensors = self._live(opts, timeout), _is_async(opts), _list(tensors)
+        return self._started([communicator.broadcast(_plain(each), _root(opts), async_op) for each in tensors], tensors)
 
     @_call
     def allgather(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions(), timeout=None):
         if isinstance(input_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
-        return self._gather_lists(output_tensors, input_tensors, opts)
+        return self._gather_lists(self._live(opts, timeout), output_tensors, input_tensors, opts)
 
     @_call
     def allgather_coalesced(self, output_lists, input_list, opts=_Torch.AllgatherOptions()):
         # One list for each rank, of all tensors.
-        return self._gather_lists(list(zip(*output_lists)), input_list, opts)
+        return self._gather_lists(self._live(opts), list(zip(*output_lists)), input_list, opts)
 
-    def _gather_lists(self, lists, tensors, opts):
-        communicator, async_op = self._live(opts), _is_async(opts)
-        works = [
-            communicator.call_on_list("all_gather", _plain(tensor), [*map(_plain, outputs)], 0, async_op)
-            for outputs, tensor in zip(lists, tensors)
-        ]
+    def _gather_lists(self, communicator, lists, tensors, opts):
+        works = []
+        for outputs, tensor in _pairs(lists, tensors):
+            # The input may be one of the outputs.
+            is_output = _memory(tensor) in map(_memory, outputs)
+            tensor, outputs = _plain(tensor.clone() if is_output else tensor), [*map(_plain, outputs)]
+            works.append(communicator.call_on_list("all_gather", tensor, outputs, 0, _is_async(opts)))
         return self._started(works, [output for outputs in lists for output in outputs])
 
     @_call
@@ -346,47 +392,46 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _gather_into(self, outputs, inputs, opts):
         communicator, async_op = self._live(opts), _is_async(opts)
-        pairs = zip(map(_plain, outputs), map(_plain, inputs))
+        pairs = _pairs([*map(_plain, outputs)], [*map(_plain, inputs)])
         return self._started([communicator.all_gather_into(*pair, async_op) for pair in pairs], outputs)
 
     @_call
-    def reduce_scatter(self, output_tensors, input_tensors, opts=_Torch.ReduceScatterOptions(), op=None, timeout=None):
+    def reduce_scatter(self, output_tensors, input_tensors, opts=_Torch.ReduceScatterOptions(), timeout=None, op=None):
         if isinstance(output_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
-        for output, blocks in zip(output_tensors, input_tensors):
-            if any(block.numel() != output.numel() for block in blocks):
-                raise ValueError("reduce_scatter: the tensors of the list and the output have one length")
+        for output, blocks in _pairs(output_tensors, input_tensors):
+            if len(blocks) != self.size() or any(block.numel() != output.numel() for block in blocks):
+                raise ValueError("reduce_scatter: the list has a tensor for each rank, of the output's length")
         inputs = [torch.stack([*map(_plain, blocks)]) for blocks in input_tensors]
-        return self._reduce_scatter(output_tensors, inputs, opts if op is None else op)
+        return self._reduce_scatter(self._live(opts, timeout), output_tensors, inputs, opts if op is None else op)
 
     @_call
     def _reduce_scatter_base(self, outputTensor, inputTensor, opts=_Torch.ReduceScatterOptions()):
-        return self._reduce_scatter([outputTensor], [inputTensor], opts)
+        return self._reduce_scatter(self._live(opts), [outputTensor], [inputTensor], opts)
 
     @_call
     def reduce_scatter_tensor_coalesced(self, outputTensors, inputTensors, opts=_Torch.ReduceScatterOptions()):
-        return self._reduce_scatter(outputTensors, inputTensors, opts)
+        return self._reduce_scatter(self._live(opts), outputTensors, inputTensors, opts)
 
-    def _reduce_scatter(self, outputs, inputs, opts):
-        communicator, async_op, op = self._live(opts), _is_async(opts), _op_of(opts)
-        works, then = [], []
-        for output, input in zip(map(_plain, outputs), map(_plain, inputs)):
+    def _reduce_scatter(self, communicator, outputs, inputs, opts):
+        async_op, op = _is_async(opts), _op_of(opts)
+        works, acts = [], []
+        for output, input in _pairs([*map(_plain, outputs)], [*map(_plain, inputs)]):
             if _is_reduced(op, input):
                 works.append(communicator.reduce_scatter(output, input, ReduceOp[op], async_op))
             else:
-                blocks = torch.empty((self.size(), output.numel()), dtype=output.dtype)
+                blocks = input.new_empty((self.size(), output.numel()))
                 works.append(communicator.all_to_all(blocks, input.reshape(self.size(), -1).contiguous(), async_op))
-                then.append(functools.partial(_reduce, op, blocks, output))
-        return self._started(works, outputs, then)
+                acts.append(functools.partial(_reduce, op, blocks, output))
+        return self._started(works, outputs, acts)
 
     @_call
     def gather(self, output_tensors, input_tensors, opts=_Torch.GatherOptions(), timeout=None):
         if isinstance(input_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
-        root = opts if isinstance(opts, int) else opts.rootRank
-        outputs = output_tensors[0] if self.rank() == root and output_tensors else []
-        tensor, list_ = _plain(input_tensors[0]), [*map(_plain, outputs)]
-        return self._started([self._live(opts).call_on_list("gather", tensor, list_, root, _is_async(opts))], outputs)
+        outputs = output_tensors[0] if self.rank() == _root(opts) and output_tensors else []
+        arguments = _plain(input_tensors[0]), [*map(_plain, outputs)], _root(opts), _is_async(opts)
+        return self._started([self._live(opts, timeout).call_on_list("gather", *arguments)], outputs)
 
     @_call
     def gather_single(self, output, input, opts=_Torch.GatherOptions()):
@@ -399,11 +444,9 @@ class ProcessGroup(dist.ProcessGroup):
     def scatter(self, output_tensors, input_tensors, opts=_Torch.ScatterOptions(), timeout=None):
         if isinstance(output_tensors, torch.Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
-        root = opts if isinstance(opts, int) else opts.rootRank
-        inputs = input_tensors[0] if self.rank() == root and input_tensors else []
-        tensor, list_ = _plain(output_tensors[0]), [*map(_plain, inputs)]
-        work = self._live(opts).call_on_list("scatter", tensor, list_, root, _is_async(opts))
-        return self._started([work], output_tensors)
+        inputs = input_tensors[0] if self.rank() == _root(opts) and input_tensors else []
+        arguments = _plain(output_tensors[0]), [*map(_plain, inputs)], _root(opts), _is_async(opts)
+        return self._started([self._live(opts, timeout).call_on_list("scatter", *arguments)], output_tensors)
 
     @_call
     def alltoall_base(
@@ -411,7 +454,7 @@ class ProcessGroup(dist.ProcessGroup):
     ):
         target, source = _plain(output), _plain(input)
         if not output_split_sizes and not input_split_sizes:
-            return self._started([self._live(opts).all_to_all(target, source, _is_async(opts))], [output])
+            return self._started([self._live(opts, timeout).all_to_all(target, source, _is_async(opts))], [output])
         n = self.size()
         parts = []
         for name, tensor, sizes in ("output", target, output_split_sizes), ("input", source, input_split_sizes):
@@ -422,18 +465,21 @@ class ProcessGroup(dist.ProcessGroup):
                     f"all_to_all_single: the {name} has {rows} rows, and its splits are {sizes}, for {n} ranks"
                 )
             parts.append(list(tensor.split(list(sizes))))
-        return self._exchange(*parts, [output], opts)
+        return self._exchange(self._live(opts, timeout), *parts, [output], opts)
 
     @_call
     def alltoall(self, output_tensors, input_tensors, opts=_Torch.AllToAllOptions(), timeout=None):
         n = self.size()
         if len(output_tensors) != n or len(input_tensors) != n:
             raise ValueError(f"all_to_all: each list has a tensor for each of {n} ranks")
-        return self._exchange([*map(_plain, output_tensors)], [*map(_plain, input_tensors)], output_tensors, opts)
+        parts = [[*map(_plain, output_tensors)], [*map(_plain, input_tensors)]]
+        return self._exchange(self._live(opts, timeout), *parts, output_tensors, opts)
 
-    def _exchange(self, outputs, inputs, tensors, opts):
+    def _exchange(self, communicator, outputs, inputs, tensors, opts):
         """A message from each rank to each, whose lengths may differ."""
         rank = self.rank()
+        if not {*map(_memory, outputs)}.isdisjoint(map(_memory, inputs)):
+            inputs = [each.clone() for each in inputs]
         if outputs[rank].numel() != inputs[rank].numel():
             lengths = f"{inputs[rank].numel()} elements, and receives {outputs[rank].numel()}"
             raise ValueError(f"all_to_all: rank {rank} sends itself {lengths}")
@@ -441,7 +487,6 @@ class ProcessGroup(dist.ProcessGroup):
         peers = [peer for peer in range(self.size()) if peer != rank]
         sent = [(True, inputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
         received = [(False, outputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
-        communicator = self._live(opts)
         work = communicator.messages(sent + received, async_op=True)
 
         def check():
@@ -461,7 +506,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):
-        return self._started([self._live(opts).barrier(_is_async(opts))], [])
+        return self._started([self._live(opts, timeout).barrier(_is_async(opts))], [])
 
     @_call
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
@@ -494,9 +539,7 @@ class ProcessGroup(dist.ProcessGroup):
         if not 0 <= tag < _ALL_TO_ALL_TAG:
             raise ValueError(f"tag is {tag}; it is 0 to {_ALL_TO_ALL_TAG - 1}")
         (tensor,) = tensors
-        work = self._started([self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)], tensors)
-        work._is_in_order = False
-        return work
+        return self._started([self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)], tensors)
 
 
 def _list(tensors):
@@ -506,6 +549,32 @@ def _list(tensors):
 def _plain(tensor):
     """The tensor without its gradient: what a call writes is not autograd's."""
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _pairs(outputs, inputs):
+    """Each output and its input."""
+    if len(outputs) != len(inputs):
+        raise ValueError(f"there are {len(outputs)} outputs and {len(inputs)} inputs")
+    return zip(outputs, inputs)
+
+
+def _memory(tensor):
+    """What tensors that may overlap have alike."""
+    return id(tensor) if tensor.is_sparse else tensor.untyped_storage().data_ptr() or id(tensor)
+
+
+def _tensors_in(arguments):
+    """The tensors of a call's arguments, which may be lists of lists."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors_in(argument)
+
+
+def _root(options):
+    """The root, which is given in options, or by itself."""
+    return options if isinstance(options, int) else options.rootRank
 
 
 def _is_async(options):
@@ -538,11 +607,6 @@ def _reduce(op, blocks, target):
     target.copy_(total.reshape(target.shape))
 
 
-def _complete_futures(futures):
-    for work, future in iter(futures.get, None):
-        work._complete(future)
-
-
 #: The groups that this process has not left.
 _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
@@ -559,29 +623,43 @@ def _place():
         return [file.read().strip(), os.readlink("/proc/self/ns/net")]
 
 
-def _meet(store, rank, size):
+def _meet(store, rank, size, timeout):
     """A name that the group's ranks have, and no other group. Rank 0 draws it and puts it into the store."""
-    store.set(f"place of {rank}", json.dumps(_place()))
+    # A store may have served other groups of this name, of the same ranks.
+    key = f"meeting {store.add(f'joins of {rank}', 1)}"
+    end = time.monotonic() + timeout.total_seconds()
+
+    def value_of(name, who, grace=0.0):
+        try:
+            store.wait([name], timedelta(seconds=max(end + grace - time.monotonic(), 0.001)))
+        except RuntimeError as error:
+            raise Error(f"rank {who} did not come within {timeout.total_seconds():.1f} s ({error})") from None
+        return json.loads(store.get(name))
+
+    store.set(f"{key}: {rank}", json.dumps(_place()))
     if rank == 0:
-        places = [json.loads(store.get(f"place of {other}")) for other in range(size)]
-        apart = [other for other in range(size) if places[other] != places[0]]
-        meeting = {"job": secrets.token_hex(16)}
-        if apart:
-            meeting = {
-                "error": f"rank {apart[0]} is on another machine than rank 0, or in another network namespace; "
-                f'the backend "{_NAME}" is for one machine, and between machines there is "gloo"'
-            }
-        store.set("meeting", json.dumps(meeting))
-    meeting = json.loads(store.get("meeting"))
-    if "error" in meeting:
-        raise _told(Error(meeting["error"]))
-    return meeting["job"]
+        try:
+            places = [value_of(f"{key}: {other}", other) for other in range(size)]
+            apart = [other for other in range(size) if places[other] != places[0]]
+            found = {"job": secrets.token_hex(16)}
+            if apart:
+                found = {
+                    "error": f"rank {apart[0]} is on another machine than rank 0, or in another network namespace; "
+                    f'the backend "{_NAME}" is for one machine, and between machines there is "gloo"'
+                }
+        except Error as error:
+            found = {"error": str(error)}
+        store.set(key, json.dumps(found))
+    # Rank 0 may wait as long for another rank, and then says for which.
+    found = value_of(key, 0, grace=1.0)
+    if "error" in found:
+        raise Error(found["error"])
+    return found["job"]
 
 
 def _create(store, rank, size, timeout):
-    job = _meet(store, rank, size)
     try:
-        return ProcessGroup(_core.connect(job, rank, size, timeout))
+        return ProcessGroup(_core.connect(_meet(store, rank, size, timeout), rank, size, timeout))
     except Error as error:
         raise _told(error) from None
 

@@ -1,5 +1,6 @@
-"""The backend of torch.distributed, beside gloo: torch 2.1 or newer."""
+"""The backend of torch.distributed, beside gloo: torch 2.7 or newer."""
 
+import os
 import random
 import re
 import signal
@@ -15,13 +16,13 @@ from ranks import DEADLINE, Ranks, peer
 
 torch = peer("torch")
 dist = torch.distributed
-IS_OLD = not hasattr(dist.Backend, "default_device_backend_map")
+IS_OLD = [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]
 
 
 def test_an_old_torch_is_an_error():
     if not IS_OLD:
         pytest.skip("this torch is new enough")
-    with pytest.raises(ImportError, match="needs torch 2.1 or newer, and this is 1"):
+    with pytest.raises(ImportError, match="needs torch 2.7 or newer, and this is 1"):
         import distcollective.torch  # noqa: F401
 
 
@@ -30,6 +31,7 @@ def _child(connection, variables, rank, size, body, arguments):
         import distcollective.torch  # noqa: F401
 
         torch.set_num_threads(1)
+        os.environ["RANK_OF_TEST"] = str(rank)
         path, seconds, *rest = arguments
         timeout = timedelta(seconds=seconds)
         dist.init_process_group(
@@ -43,7 +45,7 @@ def _child(connection, variables, rank, size, body, arguments):
 def on_ranks(size, body, *arguments, seconds=8.0):
     """The ranks of a group of this backend."""
     if IS_OLD:
-        pytest.skip(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+        pytest.skip(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
     path = tempfile.mktemp(prefix="dcl-torch-")
     # A rank of a fork keeps what torch has loaded.
     return Ranks(size, body, path, seconds, *arguments, target=_child)
@@ -309,6 +311,141 @@ def test_work_that_is_completed_has_its_result():
     assert run(2, body) == [1.0, 1.0]
 
 
+def test_callbacks_may_wait_for_other_calls():
+    def body():
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+        x, y = torch.ones(2), torch.ones(2)
+        chained = dist.all_reduce(x, async_op=True).get_future()
+        chained = chained.then(lambda _: dist.all_reduce(y, async_op=True).get_future().wait()[0].tolist())
+        return chained.wait()
+
+    assert run(2, body) == [[2.0, 2.0]] * 2
+
+
+def test_a_reduction_that_fails_is_an_error_however_it_is_waited_for():
+    def body():
+        x = torch.ones(3, dtype=torch.float64)
+        for wait in ("wait", "poll", "future"):
+            work = dist.all_reduce(x, dist.ReduceOp.BAND, async_op=True)
+            while wait == "poll" and not work.is_completed():
+                time.sleep(0.001)
+            if wait == "future":
+                with pytest.raises(RuntimeError, match="bitwise_and"):
+                    work.get_future().wait()
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="bitwise_and"):
+                    work.wait()
+            assert not work.is_success() and "bitwise_and" in str(work.exception())
+        return x.tolist()
+
+    assert run(2, body) == [[1.0] * 3] * 2
+
+
+def test_calls_on_one_tensor_have_their_order():
+    def body():
+        found = []
+        for x in (torch.ones(2), torch.ones(2, dtype=torch.float64), torch.ones(2, 2)[:, 0]):
+            works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+            [work.wait() for work in works]
+            found.append(x.tolist())
+        # Waited for once, as a whole and each by itself.
+        x = torch.ones(2, dtype=torch.float64)
+        with dist._coalescing_manager(async_ops=True) as manager:
+            work = dist.reduce(x, 0, async_op=True)
+        work.wait(), manager.wait()
+        found.append(x.tolist() if dist.get_rank() == 0 else [2.0, 2.0])
+        # An input that is an output too.
+        x, y, z = torch.full((1,), 1.0), torch.full((1,), 2.0), torch.zeros(1)
+        dist.all_to_all([y, z] if dist.get_rank() == 0 else [z, y], [x, y])
+        found.append(z.item())
+        both = [torch.full((1,), float(dist.get_rank())) for _ in range(2)]
+        dist.all_gather(both, both[dist.get_rank()])
+        assert both == [0.0, 1.0]
+        return found
+
+    four, two = [4.0, 4.0], [2.0, 2.0]
+    assert run(2, body) == [[four, four, four, two, 1.0], [four, four, four, two, 2.0]]
+
+
+def test_a_wait_has_its_timeout_beside_a_future():
+    def body():
+        if dist.get_rank() == 1:
+            time.sleep(1.5)
+            dist.all_reduce(torch.ones(1))
+            return 0.0
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        future = work.get_future()
+        begin = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="the timeout is over"):
+            work.wait(timedelta(seconds=0.3))
+        took = time.monotonic() - begin
+        assert future.wait()[0].item() == 2.0 and work.wait(timedelta(milliseconds=-1))
+        return took
+
+    assert run(2, body)[0] < 1.2
+
+
+def test_groups_are_made_again():
+    def body(folder):
+        for _ in range(3):
+            pair = dist.new_group([0, 1], use_local_synchronization=True) if dist.get_rank() < 2 else None
+            if pair is not None:
+                dist.barrier(pair)
+                dist.destroy_process_group(pair)
+        dist.destroy_process_group()
+        store = dist.FileStore(f"{folder}/store", 3)
+        rank = int(os.environ["RANK_OF_TEST"])
+        for _ in range(3):
+            dist.init_process_group("distcollective", store=store, rank=rank, world_size=3)
+            dist.barrier()
+            dist.destroy_process_group()
+        return True
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert all(run(3, body, folder))
+
+
+def test_a_rank_that_does_not_come_is_named():
+    def body():
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        with pytest.raises(dist.DistBackendError, match="rank 1 did not come within 1.0 s"):
+            dist.new_group(timeout=timedelta(seconds=1))
+        return True
+
+    with on_ranks(3, body) as ranks:
+        assert ranks.result(0) and ranks.result(2)
+
+
+def test_ddp_ends_when_a_peer_leaves():
+    def body():
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        loss = net(torch.ones(2, 4)).sum()
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+            time.sleep(60)
+        with pytest.raises(RuntimeError, match="rank 1"):
+            loss.backward()
+        return True
+
+    with on_ranks(2, body) as ranks:
+        assert ranks.result(0)
+
+
+def test_a_checkpoint_comes_from_rank_0():
+    def body():
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+        net = torch.nn.Linear(3, 2)
+        state = {name: torch.full_like(value, 7.0) for name, value in net.state_dict().items()}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(net, state if dist.get_rank() == 0 else {}, options=options)
+        return net.bias.tolist()
+
+    assert run(2, body) == [[7.0, 7.0]] * 2
+
+
 def test_a_rank_that_leaves_is_named_at_once():
     def body():
         dist.all_reduce(torch.ones(1))
@@ -336,7 +473,7 @@ print("done", flush=True)
 
 def test_under_torchrun(tmp_path):
     if IS_OLD:
-        pytest.skip(f"distcollective.torch needs torch 2.1 or newer, and this is {torch.__version__}")
+        pytest.skip(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = subprocess.run([*command, tmp_path / "program.py"], capture_output=True, text=True, timeout=6 * DEADLINE)
