@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from ranks import DEADLINE, Ranks, peer
@@ -351,7 +352,7 @@ def test_calls_on_one_tensor_have_their_order():
             found.append(x.tolist())
         # Waited for once, as a whole and each by itself.
         x = torch.ones(2, dtype=torch.float64)
-        with dist._coalescing_manager(async_ops=True) as manager:
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
             work = dist.reduce(x, 0, async_op=True)
         work.wait(), manager.wait()
         found.append(x.tolist() if dist.get_rank() == 0 else [2.0, 2.0])
@@ -461,23 +462,13 @@ def test_a_rank_that_leaves_is_named_at_once():
         assert ranks.result(0) < 10
 
 
-PROGRAM = """
-import torch, torch.distributed as dist, distcollective.torch
-dist.init_process_group("distcollective")
-x = torch.ones(3)
-dist.all_reduce(x)
-assert x.tolist() == [2.0] * 3
-print("done", flush=True)
-"""
-
-
-def test_under_torchrun(tmp_path):
+def test_the_sample_under_torchrun():
     if IS_OLD:
         pytest.skip(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = subprocess.run([*command, tmp_path / "program.py"], capture_output=True, text=True, timeout=6 * DEADLINE)
-    assert found.returncode == 0 and found.stdout.count("done") == 2, found.stdout + found.stderr
+    sample = Path(__file__).resolve().parents[2] / "samples" / "python" / "torch_training.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", sample]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=6 * DEADLINE)
+    assert found.returncode == 0 and "of the points are right" in found.stdout, found.stdout + found.stderr
 
 
 def test_errors_name_both_sides():
