@@ -58,6 +58,7 @@ _COMBINE = {
     "BOR": torch.Tensor.bitwise_or_,
     "BXOR": torch.Tensor.bitwise_xor_,
 }
+_MESSAGES = ("send", "recv", "recv_anysource")
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
 
@@ -78,7 +79,7 @@ def _call(method):
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
         try:
-            if self._unfinished:
+            if self._unfinished and method.__name__ not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
             if not _profiler._is_profiler_enabled:
                 return method(self, *arguments, **named)
@@ -95,9 +96,9 @@ class _Work(_Torch.Work):
 
     _error = None
 
-    def __init__(self, works, tensors, acts):
+    def __init__(self, works, tensors, acts, unfinished=None):
         super().__init__()
-        self._works, self._tensors, self._acts = works, tensors, acts
+        self._works, self._tensors, self._acts, self._unfinished = works, tensors, acts, unfinished
         self._lock = threading.Lock() if acts else None
 
     def wait(self, timeout=timedelta(0)):
@@ -118,16 +119,22 @@ class _Work(_Torch.Work):
 
     def _act(self):
         """Does what is left to do, once. Its error is that of the call."""
-        if self._acts:
-            with self._lock:
-                acts, self._acts = self._acts, ()
-                try:
-                    for act in acts:
-                        act()
-                except Error as error:
-                    self._error = _told(error)
-                except Exception as error:
-                    self._error = error
+        if self._lock is None:
+            return
+        with self._lock:
+            if not self._acts:
+                return
+            try:
+                for act in self._acts:
+                    act()
+            except Error as error:
+                self._error = _told(error)
+            except Exception as error:
+                self._error = error
+            # After a Ctrl-C it is done again.
+            self._acts = ()
+            if self._unfinished is not None:
+                self._unfinished.remove(self)
 
     def is_completed(self):
         if not all(work.is_completed() for work in self._works):
@@ -150,7 +157,8 @@ class _Work(_Torch.Work):
 
     def _source_rank(self):
         self.wait()
-        return self._works[0].received()[0][0]
+        received = self._works[0].received()[0]
+        return -1 if received is None else received[0]
 
     source_rank = _source_rank
 
@@ -180,9 +188,9 @@ class _Waiters:
         with self._lock:
             is_missing = self._idle == 0
             self._idle -= not is_missing
-        self._tasks.put(task)
         if is_missing:
             threading.Thread(target=self._serve, daemon=True).start()
+        self._tasks.put(task)
 
     def _serve(self):
         while True:
@@ -275,27 +283,37 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _started(self, works, tensors, acts=()):
         """What a call gives: of the library's works, which are None if the call has blocked, and of what is left to do
-        after them."""
+        after them: to write to tensors."""
         works = [work for work in works if work is not None]
         if not works:
             for act in acts:
                 act()
-            acts = ()
-        work = _Work(works, tensors, acts)
-        if works and (acts or not all(tensor.is_contiguous() for tensor in tensors)):
+            work = _Work(works, tensors, ())
+        elif acts or not all(tensor.is_contiguous() for tensor in tensors):
+            # Strided tensors get their elements when the work is waited for.
+            work = _Work(works, tensors, acts or [lambda: None], self._unfinished)
             self._unfinished.append(work)
+        else:
+            work = _Work(works, tensors, ())
+        return self._kept(work)
+
+    def _kept(self, work):
+        """The work, which is part of those that are coalesced just now."""
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
     def _finish_on(self, arguments):
         """Waits for works that are still to write to a tensor of these arguments, so that calls have an order."""
-        used = {_memory(tensor) for tensor in _tensors_in(arguments)}
-        for work in self._unfinished:
-            if not used.isdisjoint(map(_memory, work._tensors)):
-                with suppress(Exception):  # That is an error of the other call.
+        used = list(_tensors_in(arguments))
+        for work in list(self._unfinished):
+            if _overlap(work._tensors, used):
+                try:
                     work.wait()
-        self._unfinished = [work for work in self._unfinished if not work.is_completed()]
+                except Exception as error:
+                    # An error of the other call is not one of this call.
+                    if error is not work._error and not isinstance(error, (dist.DistError, ValueError)):
+                        raise
 
     def _start_coalescing(self, device=None):
         self._coalesced = []
@@ -377,8 +395,8 @@ class ProcessGroup(dist.ProcessGroup):
         works = []
         for outputs, tensor in _pairs(lists, tensors):
             # The input may be one of the outputs.
-            is_output = _memory(tensor) in map(_memory, outputs)
-            tensor, outputs = _plain(tensor.clone() if is_output else tensor), [*map(_plain, outputs)]
+            tensor, outputs = _plain(tensor), [*map(_plain, outputs)]
+            tensor = tensor.clone() if _overlap([tensor], outputs) else tensor
             works.append(communicator.call_on_list("all_gather", tensor, outputs, 0, _is_async(opts)))
         return self._started(works, [output for outputs in lists for output in outputs])
 
@@ -478,7 +496,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _exchange(self, communicator, outputs, inputs, tensors, opts):
         """A message from each rank to each, whose lengths may differ."""
         rank = self.rank()
-        if not {*map(_memory, outputs)}.isdisjoint(map(_memory, inputs)):
+        if _overlap(inputs, outputs):
             inputs = [each.clone() for each in inputs]
         if outputs[rank].numel() != inputs[rank].numel():
             lengths = f"{inputs[rank].numel()} elements, and receives {outputs[rank].numel()}"
@@ -499,10 +517,10 @@ class ProcessGroup(dist.ProcessGroup):
                     communicator.abort(text)
                     raise Error(text)
 
-        started = self._started([work], tensors, [check])
+        started = _Work([work], tensors, [check])
         if not _is_async(opts):
             started.wait()
-        return started
+        return self._kept(started)
 
     @_call
     def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):
@@ -539,7 +557,9 @@ class ProcessGroup(dist.ProcessGroup):
         if not 0 <= tag < _ALL_TO_ALL_TAG:
             raise ValueError(f"tag is {tag}; it is 0 to {_ALL_TO_ALL_TAG - 1}")
         (tensor,) = tensors
-        return self._started([self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)], tensors)
+        # Messages have no order among calls.
+        work = self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)
+        return self._kept(_Work([work], tensors, ()))
 
 
 def _list(tensors):
@@ -547,8 +567,11 @@ def _list(tensors):
 
 
 def _plain(tensor):
-    """The tensor without its gradient: what a call writes is not autograd's."""
-    return tensor.detach() if tensor.requires_grad else tensor
+    """The tensor that the library uses: without its gradient, since what a call writes is not autograd's."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    # What a functional collective gives.
+    return tensor.wait() if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
 
 
 def _pairs(outputs, inputs):
@@ -558,9 +581,17 @@ def _pairs(outputs, inputs):
     return zip(outputs, inputs)
 
 
-def _memory(tensor):
-    """What tensors that may overlap have alike."""
-    return id(tensor) if tensor.is_sparse else tensor.untyped_storage().data_ptr() or id(tensor)
+def _extent(tensor):
+    """Where the tensor's elements begin, and where they end."""
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return 0, 0
+    tensor = _plain(tensor)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _overlap(some, others):
+    return any(a[0] < b[1] and b[0] < a[1] for a in map(_extent, some) for b in map(_extent, others))
 
 
 def _tensors_in(arguments):
@@ -599,7 +630,7 @@ def _is_reduced(op, tensor):
 
 def _reduce(op, blocks, target):
     """Reduces the blocks of all ranks, in the order of ranks."""
-    total = blocks[0]
+    total = blocks[0].clone()
     for block in blocks[1:]:
         _COMBINE[op](total, block)
     if op == "AVG":
@@ -632,7 +663,7 @@ def _meet(store, rank, size, timeout):
     def value_of(name, who, grace=0.0):
         try:
             store.wait([name], timedelta(seconds=max(end + grace - time.monotonic(), 0.001)))
-        except RuntimeError as error:
+        except Exception as error:
             raise Error(f"rank {who} did not come within {timeout.total_seconds():.1f} s ({error})") from None
         return json.loads(store.get(name))
 

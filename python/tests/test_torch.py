@@ -369,6 +369,49 @@ def test_calls_on_one_tensor_have_their_order():
     assert run(2, body) == [[four, four, four, two, 1.0], [four, four, four, two, 2.0]]
 
 
+def test_every_waiter_finds_the_result():
+    def body():
+        # Large, so that torch's part takes a while; the future's thread and this one wait at one time.
+        x = torch.ones(2_000_000, dtype=torch.float64)
+        for number in range(6):
+            work = dist.all_reduce(x.fill_(1), async_op=True)
+            future = work.get_future()
+            if number % 2:
+                work.wait()
+            else:
+                while not work.is_completed():
+                    pass
+            assert x[-1] == 2 and x[0] == 2 and future.wait()[0][-1] == 2
+        small = [torch.ones(10, dtype=torch.float64) for _ in range(50)]
+        sums = [dist.all_reduce(each, async_op=True).get_future().then(lambda f: f.value()[0].sum()) for each in small]
+        return {each.wait().item() for each in sums}
+
+    assert run(2, body) == [{20.0}] * 2
+
+
+def test_messages_wait_for_no_call():
+    def body():
+        peer = 1 - dist.get_rank()
+        grid, flat = torch.ones(4, 2), torch.ones(8, dtype=torch.float64)
+        works = [dist.irecv(grid[:, 0], peer), dist.isend(grid[:, 1], peer)]
+        [work.wait() for work in works]
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(flat[:4], async_op=True)
+            dist.send(flat[4:], 1)
+        else:
+            dist.recv(flat[4:], 0)
+            work = dist.all_reduce(flat[:4], async_op=True)
+        work.wait()
+        # What a functional collective gives is a tensor like others.
+        from torch.distributed import _functional_collectives as functional
+
+        waiting = functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        dist.all_reduce(waiting)
+        return flat.tolist(), waiting.tolist()
+
+    assert run(2, body) == [([2.0] * 4 + [1.0] * 4, [4.0] * 2)] * 2
+
+
 def test_a_wait_has_its_timeout_beside_a_future():
     def body():
         if dist.get_rank() == 1:
