@@ -80,7 +80,7 @@ def be_rank(rank, n, path):
                 times[which].append(microseconds(both[which], groups[which], 0.02))
         own, gloo = map(statistics.median, times)
         if rank == 0:
-            print(f"{name:<12}{n:>10}{text:>8}{own:>17.1f}{gloo:>12.1f}{gloo / own:>8.1f}", flush=True)
+            print(f"{name:<12}{n:>10}{text:>8}{own:>19.1f}{gloo:>12.1f}{gloo / own:>8.1f}", flush=True)
 
 
 if __name__ == "__main__":
@@ -89,5 +89,5 @@ if __name__ == "__main__":
     n = parser.parse_args().processes
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} processors, float32")
     print(f"medians of {ROUNDS} rounds, in turns; a ratio above 1 says that distcollective is faster\n")
-    print(f"{'call':<12}{'processes':>10}{'size':>8}{'distcollective us':>17}{'gloo us':>12}{'ratio':>8}")
+    print(f"{'call':<12}{'processes':>10}{'size':>8}{'distcollective us':>19}{'gloo us':>12}{'ratio':>8}")
     mp.spawn(be_rank, (n, tempfile.mktemp()), nprocs=n)

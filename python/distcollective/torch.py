@@ -259,7 +259,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self):
-        # While torch makes the group, it has none: newer versions attach a recorder, which only a group in C++ can have.
+        # None while torch makes the group: newer versions attach a recorder, which only a group in
+        # C++ can have.
         return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_map else []
 
     def _get_backend(self, device):

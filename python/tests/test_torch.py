@@ -371,7 +371,7 @@ def test_calls_on_one_tensor_have_their_order():
 
 def test_every_waiter_finds_the_result():
     def body():
-        # Large, so that torch's part takes a while; the future's thread and this one wait at one time.
+        # Large, so that torch's part takes a while. The future's thread and this one wait together.
         x = torch.ones(2_000_000, dtype=torch.float64)
         for number in range(6):
             work = dist.all_reduce(x.fill_(1), async_op=True)
