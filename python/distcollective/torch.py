@@ -308,13 +308,15 @@ class ProcessGroup(dist.ProcessGroup):
         """Waits for works that are still to write to a tensor of these arguments, so that calls have an order."""
         used = list(_tensors_in(arguments))
         for work in list(self._unfinished):
-            if _overlap(work._tensors, used):
-                try:
-                    work.wait()
-                except Exception as error:
-                    # An error of the other call is not one of this call.
-                    if error is not work._error and not isinstance(error, (dist.DistError, ValueError)):
-                        raise
+            # One that has ended leaves the list.
+            if work.is_completed() or not _overlap(work._tensors, used):
+                continue
+            try:
+                work.wait()
+            except Exception as error:
+                # An error of the other call is not one of this call.
+                if error is not work._error and not isinstance(error, (dist.DistError, ValueError)):
+                    raise
 
     def _start_coalescing(self, device=None):
         self._coalesced = []

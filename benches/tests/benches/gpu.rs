@@ -49,7 +49,9 @@ const OURS: [&str; 4] =
 
 #[test]
 fn every_operation_and_size_is_measured_on_every_rank() {
-    let figures = figures(&["calls", "--ranks", "2"]);
+    let mut on_two_gpus = bench(&["calls", "--ranks", "2"], "1");
+    on_two_gpus.env("FAKE_CUDA_DEVICES", "2");
+    let figures = parse(on_two_gpus);
     for way in OURS {
         assert_eq!(count(&figures, way), 8 * 2 * 2, "{way}: {figures:?}");
     }
@@ -59,6 +61,10 @@ fn every_operation_and_size_is_measured_on_every_rank() {
     // Exact mode is shown for the three operations that reduce, and not judged.
     let exact: Vec<_> = figures.iter().filter(|figure| figure["way"] == "Communicator::enqueue, exact").collect();
     assert_eq!(exact.len(), 3 * 2 * 2, "{figures:?}");
+    // Contexts of ranks that share a GPU record no graphs.
+    let shared = run(&["calls", "--ranks", "2"], "1");
+    assert_eq!(count(&shared, OURS[2]), 8 * 2 * 2, "{shared:?}");
+    assert!(shared.iter().any(|figure| figure["skipped"].as_str().is_some_and(|why| why.contains("no graphs"))));
     assert!(exact.iter().all(|figure| figure["ns"].is_f64() && figure["ok"].is_null()), "{exact:?}");
 }
 
