@@ -206,7 +206,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent():
             code = 1
             signal.alarm(5)
             try:
-                for call in [work.wait, work.is_completed, work.is_success, work.exception, work.sources]:
+                for call in [work.wait, work.is_completed, work.is_success, work.exception, work.received]:
                     with pytest.raises(RuntimeError, match="work.*was forked"):
                         call()
                 code = 0
