@@ -385,8 +385,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def allgather(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions(), timeout=None):
-        if isinstance(input_tensors, torch.Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _lists(output_tensors, input_tensors)
         return self._gather_lists(self._live(opts, timeout), output_tensors, input_tensors, opts)
 
     @_call
@@ -418,8 +417,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def reduce_scatter(self, output_tensors, input_tensors, opts=_Torch.ReduceScatterOptions(), timeout=None, op=None):
-        if isinstance(output_tensors, torch.Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _lists(output_tensors, input_tensors)
         for output, blocks in _pairs(output_tensors, input_tensors):
             if len(blocks) != self.size() or any(block.numel() != output.numel() for block in blocks):
                 raise ValueError("reduce_scatter: the list has a tensor for each rank, of the output's length")
@@ -448,8 +446,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def gather(self, output_tensors, input_tensors, opts=_Torch.GatherOptions(), timeout=None):
-        if isinstance(input_tensors, torch.Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _lists(output_tensors, input_tensors)
         outputs = output_tensors[0] if self.rank() == _root(opts) and output_tensors else []
         arguments = _plain(input_tensors[0]), [*map(_plain, outputs)], _root(opts), _is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("gather", *arguments)], outputs)
@@ -463,8 +460,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def scatter(self, output_tensors, input_tensors, opts=_Torch.ScatterOptions(), timeout=None):
-        if isinstance(output_tensors, torch.Tensor):
-            output_tensors, input_tensors = [output_tensors], [input_tensors]
+        output_tensors, input_tensors = _lists(output_tensors, input_tensors)
         inputs = input_tensors[0] if self.rank() == _root(opts) and input_tensors else []
         arguments = _plain(output_tensors[0]), [*map(_plain, inputs)], _root(opts), _is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("scatter", *arguments)], output_tensors)
@@ -569,6 +565,15 @@ def _list(tensors):
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
+def _lists(outputs, inputs):
+    """The outputs and the inputs as lists. The short form of a call has one tensor on one side."""
+    return (
+        ([outputs], [inputs])
+        if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor)
+        else (outputs, inputs)
+    )
+
+
 def _plain(tensor):
     """The tensor that the library uses: without its gradient, since what a call writes is not autograd's."""
     if tensor.requires_grad:
@@ -612,7 +617,7 @@ def _root(options):
 
 
 def _is_async(options):
-    """Whether the program waits for the call itself. Options of older versions do not say."""
+    """Whether the program waits for the call itself. Some options of older versions, and short forms, do not say."""
     return getattr(options, "asyncOp", True)
 
 

@@ -489,10 +489,13 @@ def test_a_checkpoint_comes_from_rank_0():
     assert run(2, body) == [[7.0, 7.0]] * 2
 
 
-def test_a_rank_that_leaves_is_named_at_once():
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_rank_that_leaves_or_dies_is_named_at_once(dies):
     def body():
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 1:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
             dist.destroy_process_group()
             time.sleep(60)
         with pytest.raises(dist.DistNetworkError, match="rank 1"):
@@ -557,19 +560,6 @@ def test_a_wrong_count_is_named():
     for expected, texts in ((1, ["2", "1"]), (4, ["sends 2 elements to rank 1, which expects 4"])):
         found = run(2, body, expected)
         assert all(any(text in each for each in found) for text in texts), found
-
-
-def test_a_rank_that_dies_is_named_at_once():
-    def body():
-        dist.barrier()
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(dist.DistNetworkError, match="rank 1"):
-            dist.all_reduce(torch.ones(1))
-        return True
-
-    with on_ranks(2, body, seconds=60) as ranks:
-        assert ranks.result(0)
 
 
 def test_a_late_rank_is_named_at_the_timeout():
