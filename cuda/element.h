@@ -1,8 +1,10 @@
 /* The element types: their sizes, their values, and the elements that values become.
  *
  * An element is passed as its bits in an unsigned integer. Its value is exact: a float for the
- * floating-point types, a long long for the others. A float is rounded once to a narrower type, to
- * nearest even. float8 saturates, infinity too. A NaN becomes the positive quiet NaN of the type.
+ * floating-point types but float64, whose is a double, an unsigned long long for uint32 and uint64,
+ * and a long long for the others. float64, uint32 and uint64 are only reduced. A float is rounded
+ * once to a narrower type, to nearest even. float8 saturates, infinity too. A NaN becomes the
+ * positive quiet NaN of the type.
  */
 #ifndef DCL_ELEMENT_H
 #define DCL_ELEMENT_H
@@ -20,6 +22,9 @@
 #define DCL_BYTES_int8 1
 #define DCL_BYTES_uint8 1
 #define DCL_BYTES_bool 1
+#define DCL_BYTES_float64 8
+#define DCL_BYTES_uint32 4
+#define DCL_BYTES_uint64 8
 
 #define DCL_KIND_float32 float
 #define DCL_KIND_float16 float
@@ -31,6 +36,9 @@
 #define DCL_KIND_int8 integer
 #define DCL_KIND_uint8 integer
 #define DCL_KIND_bool integer
+#define DCL_KIND_float64 double
+#define DCL_KIND_uint32 unsigned
+#define DCL_KIND_uint64 unsigned
 
 DCL_INLINE unsigned dcl_bits_of(float x)
 {
@@ -49,6 +57,28 @@ DCL_INLINE float dcl_float_of(unsigned bits)
     return __uint_as_float(bits);
 #else
     float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+DCL_INLINE unsigned long long dcl_bits_of_double(double x)
+{
+#ifdef __CUDACC__
+    return (unsigned long long)__double_as_longlong(x);
+#else
+    unsigned long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+DCL_INLINE double dcl_double_of(unsigned long long bits)
+{
+#ifdef __CUDACC__
+    return __longlong_as_double((long long)bits);
+#else
+    double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 #endif
@@ -136,6 +166,21 @@ DCL_INLINE long long dcl_value_uint8(unsigned bits)
 DCL_INLINE long long dcl_value_bool(unsigned bits)
 {
     return bits != 0;
+}
+
+DCL_INLINE double dcl_value_float64(unsigned long long bits)
+{
+    return dcl_double_of(bits);
+}
+
+DCL_INLINE unsigned long long dcl_value_uint32(unsigned bits)
+{
+    return bits;
+}
+
+DCL_INLINE unsigned long long dcl_value_uint64(unsigned long long bits)
+{
+    return bits;
 }
 
 /* ---- The element that a float becomes ---- */
@@ -348,6 +393,23 @@ DCL_INLINE unsigned dcl_uint8_of_integer(long long x)
 DCL_INLINE unsigned dcl_bool_of_integer(long long x)
 {
     return x != 0;
+}
+
+/* ---- The element that a value of a type that is only reduced becomes ---- */
+
+DCL_INLINE unsigned long long dcl_float64_of_double(double x)
+{
+    return x != x ? 0x7ff8000000000000 : dcl_bits_of_double(x);
+}
+
+DCL_INLINE unsigned dcl_uint32_of_unsigned(unsigned long long x)
+{
+    return (unsigned)x;
+}
+
+DCL_INLINE unsigned long long dcl_uint64_of_unsigned(unsigned long long x)
+{
+    return x;
 }
 
 #endif

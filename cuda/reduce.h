@@ -16,22 +16,42 @@
 #define DCL_ACCUMULATOR_float_max int
 #define DCL_ACCUMULATOR_float_min int
 #define DCL_ACCUMULATOR_float_avg float
+#define DCL_ACCUMULATOR_double_sum double
+#define DCL_ACCUMULATOR_double_prod double
+#define DCL_ACCUMULATOR_double_max long long
+#define DCL_ACCUMULATOR_double_min long long
+#define DCL_ACCUMULATOR_double_avg double
 #define DCL_ACCUMULATOR_integer_sum unsigned long long
 #define DCL_ACCUMULATOR_integer_prod unsigned long long
 #define DCL_ACCUMULATOR_integer_max long long
 #define DCL_ACCUMULATOR_integer_min long long
 #define DCL_ACCUMULATOR_integer_avg unsigned long long
+#define DCL_ACCUMULATOR_unsigned_sum unsigned long long
+#define DCL_ACCUMULATOR_unsigned_prod unsigned long long
+#define DCL_ACCUMULATOR_unsigned_max unsigned long long
+#define DCL_ACCUMULATOR_unsigned_min unsigned long long
+#define DCL_ACCUMULATOR_unsigned_avg unsigned long long
 
 #define DCL_IDENTITY_float_sum -0.0f
 #define DCL_IDENTITY_float_prod 1.0f
 #define DCL_IDENTITY_float_max (int)0x80000000
 #define DCL_IDENTITY_float_min 0x7fffffff
 #define DCL_IDENTITY_float_avg -0.0f
+#define DCL_IDENTITY_double_sum -0.0
+#define DCL_IDENTITY_double_prod 1.0
+#define DCL_IDENTITY_double_max (long long)0x8000000000000000
+#define DCL_IDENTITY_double_min 0x7fffffffffffffff
+#define DCL_IDENTITY_double_avg -0.0
 #define DCL_IDENTITY_integer_sum 0
 #define DCL_IDENTITY_integer_prod 1
 #define DCL_IDENTITY_integer_max (long long)0x8000000000000000
 #define DCL_IDENTITY_integer_min 0x7fffffffffffffff
 #define DCL_IDENTITY_integer_avg 0
+#define DCL_IDENTITY_unsigned_sum 0
+#define DCL_IDENTITY_unsigned_prod 1
+#define DCL_IDENTITY_unsigned_max 0
+#define DCL_IDENTITY_unsigned_min 0xffffffffffffffff
+#define DCL_IDENTITY_unsigned_avg 0
 
 /* An integer that is ordered as the float with these bits; -0 is below +0. It is its own
  * inverse. */
@@ -40,25 +60,39 @@ DCL_INLINE int dcl_order_key(int bits)
     return bits ^ (bits >> 31 & 0x7fffffff);
 }
 
-DCL_INLINE float dcl_combine_float_sum(float sum, float x)
+DCL_INLINE long long dcl_order_key_64(long long bits)
 {
-    return sum + x;
+    return bits ^ (bits >> 63 & 0x7fffffffffffffff);
 }
 
-DCL_INLINE float dcl_finish_float_sum(float sum)
-{
-    return sum;
-}
+/* The functions of an operation that combines accumulator `a` and value `x` in one expression. */
+#define DCL_FOLD(KIND, VALUE, OPERATION, EXPRESSION) \
+    DCL_INLINE DCL_ACCUMULATOR_##KIND##_##OPERATION dcl_combine_##KIND##_##OPERATION( \
+        DCL_ACCUMULATOR_##KIND##_##OPERATION a, VALUE x) \
+    { \
+        return EXPRESSION; \
+    } \
+    DCL_INLINE VALUE dcl_finish_##KIND##_##OPERATION(DCL_ACCUMULATOR_##KIND##_##OPERATION a) \
+    { \
+        return (VALUE)a; \
+    }
 
-DCL_INLINE float dcl_combine_float_prod(float product, float x)
-{
-    return product * x;
-}
-
-DCL_INLINE float dcl_finish_float_prod(float product)
-{
-    return product;
-}
+DCL_FOLD(float, float, sum, a + x)
+DCL_FOLD(float, float, prod, a * x)
+DCL_FOLD(float, float, avg, a + x)
+DCL_FOLD(double, double, sum, a + x)
+DCL_FOLD(double, double, prod, a * x)
+DCL_FOLD(double, double, avg, a + x)
+DCL_FOLD(integer, long long, sum, a + (unsigned long long)x)
+DCL_FOLD(integer, long long, prod, a * (unsigned long long)x)
+DCL_FOLD(integer, long long, avg, a + (unsigned long long)x)
+DCL_FOLD(integer, long long, max, x > a ? x : a)
+DCL_FOLD(integer, long long, min, x < a ? x : a)
+DCL_FOLD(unsigned, unsigned long long, sum, a + x)
+DCL_FOLD(unsigned, unsigned long long, prod, a * x)
+DCL_FOLD(unsigned, unsigned long long, avg, a + x)
+DCL_FOLD(unsigned, unsigned long long, max, x > a ? x : a)
+DCL_FOLD(unsigned, unsigned long long, min, x < a ? x : a)
 
 /* A NaN gives the identity, which is below every number. Its float is a NaN too. */
 DCL_INLINE int dcl_combine_float_max(int largest, float x)
@@ -84,54 +118,26 @@ DCL_INLINE float dcl_finish_float_min(int smallest)
     return dcl_float_of((unsigned)dcl_order_key(smallest));
 }
 
-DCL_INLINE unsigned long long dcl_combine_integer_sum(unsigned long long sum, long long x)
+DCL_INLINE long long dcl_combine_double_max(long long largest, double x)
 {
-    return sum + (unsigned long long)x;
+    long long key = x != x ? DCL_IDENTITY_double_max : dcl_order_key_64((long long)dcl_bits_of_double(x));
+    return key > largest ? key : largest;
 }
 
-DCL_INLINE long long dcl_finish_integer_sum(unsigned long long sum)
+DCL_INLINE double dcl_finish_double_max(long long largest)
 {
-    return (long long)sum;
+    return dcl_double_of((unsigned long long)dcl_order_key_64(largest));
 }
 
-DCL_INLINE unsigned long long dcl_combine_integer_prod(unsigned long long product, long long x)
+DCL_INLINE long long dcl_combine_double_min(long long smallest, double x)
 {
-    return product * (unsigned long long)x;
+    long long key = x != x ? DCL_IDENTITY_double_min : dcl_order_key_64((long long)dcl_bits_of_double(x));
+    return key < smallest ? key : smallest;
 }
 
-DCL_INLINE long long dcl_finish_integer_prod(unsigned long long product)
+DCL_INLINE double dcl_finish_double_min(long long smallest)
 {
-    return (long long)product;
-}
-
-DCL_INLINE long long dcl_combine_integer_max(long long largest, long long x)
-{
-    return x > largest ? x : largest;
-}
-
-DCL_INLINE long long dcl_finish_integer_max(long long largest)
-{
-    return largest;
-}
-
-DCL_INLINE long long dcl_combine_integer_min(long long smallest, long long x)
-{
-    return x < smallest ? x : smallest;
-}
-
-DCL_INLINE long long dcl_finish_integer_min(long long smallest)
-{
-    return smallest;
-}
-
-DCL_INLINE float dcl_combine_float_avg(float sum, float x)
-{
-    return sum + x;
-}
-
-DCL_INLINE unsigned long long dcl_combine_integer_avg(unsigned long long sum, long long x)
-{
-    return sum + (unsigned long long)x;
+    return dcl_double_of((unsigned long long)dcl_order_key_64(smallest));
 }
 
 /* A sum of integers wraps in the element's width before it is divided, towards zero. A device
@@ -141,6 +147,11 @@ DCL_INLINE long long dcl_divide(long long sum, unsigned long long ranks, unsigne
     return bytes == 8 ? sum / (long long)ranks : (int)sum / (int)ranks;
 }
 
+DCL_INLINE unsigned long long dcl_divide_unsigned(unsigned long long sum, unsigned long long ranks, unsigned bytes)
+{
+    return bytes == 8 ? sum / ranks : (unsigned)sum / (unsigned)ranks;
+}
+
 #define DCL_FINISH_sum(TYPE, BYTES, KIND, ACCUMULATOR, RANKS) dcl_finish_##KIND##_sum(ACCUMULATOR)
 #define DCL_FINISH_prod(TYPE, BYTES, KIND, ACCUMULATOR, RANKS) dcl_finish_##KIND##_prod(ACCUMULATOR)
 #define DCL_FINISH_max(TYPE, BYTES, KIND, ACCUMULATOR, RANKS) dcl_finish_##KIND##_max(ACCUMULATOR)
@@ -148,6 +159,8 @@ DCL_INLINE long long dcl_divide(long long sum, unsigned long long ranks, unsigne
 #define DCL_FINISH_avg(TYPE, BYTES, KIND, ACCUMULATOR, RANKS) \
     DCL_AVERAGE_##KIND(TYPE, BYTES, ACCUMULATOR, RANKS)
 #define DCL_AVERAGE_float(TYPE, BYTES, SUM, RANKS) ((SUM) / (float)(RANKS))
+#define DCL_AVERAGE_double(TYPE, BYTES, SUM, RANKS) ((SUM) / (double)(RANKS))
+#define DCL_AVERAGE_unsigned(TYPE, BYTES, SUM, RANKS) dcl_divide_unsigned(SUM, RANKS, BYTES)
 #define DCL_AVERAGE_integer(TYPE, BYTES, SUM, RANKS) \
     dcl_divide(dcl_value_##TYPE(dcl_##TYPE##_of_integer((long long)(SUM))), RANKS, BYTES)
 

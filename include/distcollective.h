@@ -133,7 +133,11 @@ enum {
     DCL_DATA_TYPE_BF16 = 7,
     DCL_DATA_TYPE_INT64 = 8,
     /* 8-bit float with 5 exponent bits (E5M2). TensorRT does not have it. */
-    DCL_DATA_TYPE_FP8_E5M2 = 100
+    DCL_DATA_TYPE_FP8_E5M2 = 100,
+    /* The next three are for eager calls, messages and bound layers. Networks refuse them. */
+    DCL_DATA_TYPE_FLOAT64 = 101,
+    DCL_DATA_TYPE_UINT32 = 102,
+    DCL_DATA_TYPE_UINT64 = 103
 };
 
 /* What a collective computes: TensorRT's CollectiveOperation. The comments give the output of a

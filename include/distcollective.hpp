@@ -93,7 +93,10 @@ enum class DataType : dcl_data_type_t {
     kFP8 = DCL_DATA_TYPE_FP8,
     kBF16 = DCL_DATA_TYPE_BF16,
     kINT64 = DCL_DATA_TYPE_INT64,
-    kFP8_E5M2 = DCL_DATA_TYPE_FP8_E5M2
+    kFP8_E5M2 = DCL_DATA_TYPE_FP8_E5M2,
+    kFLOAT64 = DCL_DATA_TYPE_FLOAT64,
+    kUINT32 = DCL_DATA_TYPE_UINT32,
+    kUINT64 = DCL_DATA_TYPE_UINT64
 };
 
 enum class CollectiveOperation : dcl_collective_operation_t {

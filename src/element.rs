@@ -39,4 +39,7 @@ elements! {
     i8 => Int8,
     u8 => Uint8,
     Bool => Bool,
+    f64 => Float64,
+    u32 => Uint32,
+    u64 => Uint64,
 }

@@ -143,11 +143,11 @@ fn what_is_wrong_is_one_line() {
         "all_reduce reduces; give sum, prod, max, min or avg with",
     );
     fails(folder.path(), &["--op", "gather", "-n", "1"], "gather has a root; give it with --root");
-    python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'f8'))");
+    python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'c8'))");
     fails(
         folder.path(),
         &[&sum[..], &["-n", "2"]].concat(),
-        "in1.npy: it holds float64, which collectives do not take",
+        "in1.npy: it holds complex64, which collectives do not take",
     );
     python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'f4')); open('in0.npy', 'r+b').truncate(90)");
     fails(folder.path(), &[&sum[..], &["-n", "2"]].concat(), "in0.npy: it is not an .npy file, because it ends within");

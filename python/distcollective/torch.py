@@ -41,8 +41,8 @@ _ALL_TO_ALL_TAG = 2**15 - 1
 _REDUCED = {
     getattr(torch, name)
     for name in (
-        *("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"),
-        *("float8_e4m3fn", "float8_e5m2"),
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("int64", "int32", "int8", "uint64", "uint32", "uint8", "bool"),
     )
     if hasattr(torch, name)
 }

@@ -34,13 +34,13 @@ const TYPES: [Row; 16] = [
     ("i1", 0, "int8", data(DataType::Int8)),
     ("u1", 1, "uint8", data(DataType::Uint8)),
     ("b1", 6, "bool", data(DataType::Bool)),
-    ("f8", 2, "float64", moved("float64")),
+    ("f8", 2, "float64", data(DataType::Float64)),
     ("c8", 5, "complex64", moved("complex64")),
     ("c16", 5, "complex128", moved("complex128")),
     ("i2", 0, "int16", moved("int16")),
     ("u2", 1, "uint16", moved("uint16")),
-    ("u4", 1, "uint32", moved("uint32")),
-    ("u8", 1, "uint64", moved("uint64")),
+    ("u4", 1, "uint32", data(DataType::Uint32)),
+    ("u8", 1, "uint64", data(DataType::Uint64)),
     ("c4", 5, "complex32", moved("complex32")),
     ("f16", 2, "longdouble", moved("longdouble")),
 ];
@@ -128,8 +128,9 @@ impl Element {
             TransferType::Data(_) => Ok(()),
             TransferType::Moved(_) => Err(PyTypeError::new_err(format!(
                 "{argument}: {} is not reduced: its elements move as bytes in operations that do not reduce; the types that are \
-                 reduced are float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int64, int32, int8, uint8 and bool",
-                self.name
+                 reduced are {}",
+                self.name,
+                DataType::ALL.map(Element::name_of).join(", ")
             ))),
         }
     }

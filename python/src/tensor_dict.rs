@@ -38,14 +38,7 @@ pub(super) struct Options {
 }
 
 /// The names of types that the library does not know, here and in files of safetensors.
-const OPAQUE: [(&str, &str); 6] = [
-    ("float64", "F64"),
-    ("int16", "I16"),
-    ("uint16", "U16"),
-    ("uint32", "U32"),
-    ("uint64", "U64"),
-    ("complex64", "C64"),
-];
+const OPAQUE: [(&str, &str); 3] = [("int16", "I16"), ("uint16", "U16"), ("complex64", "C64")];
 
 /// Bytes in the memory of a GPU, for other libraries.
 #[pyclass(frozen, module = "distcollective._core")]

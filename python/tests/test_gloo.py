@@ -22,8 +22,6 @@ CALLS = [
 def step(dist, choice, rank, group, ranks):
     """One call of the program. Gives what this rank has got."""
     call, dtype, op, shape, root, peer, tag, seed, async_op = choice
-    if call in ("all_reduce", "reduce") and dtype == torch.float64:
-        dtype = torch.float32
     count = 1
     for length in shape:
         count *= length

@@ -29,9 +29,10 @@ def torch_of(array):
     return torch.from_numpy(array)
 
 
-#: The ten types that are reduced, and some that only move.
+#: The types that are reduced, and some that only move.
 REDUCED = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int8", "uint8", "bool"]
-MOVED = ["float64", "complex64", "complex128", "int16", "uint16", "uint32", "uint64", "float8_e4m3b11fnuz", "int4"]
+REDUCED += ["float64", "uint32", "uint64"]
+MOVED = ["complex64", "complex128", "int16", "uint16", "float8_e4m3b11fnuz", "int4"]
 OF_TORCH = {
     "float32",
     "float16",
@@ -57,6 +58,9 @@ CODES = {
     "int8": 0,
     "uint8": 1,
     "bool": 6,
+    "float64": 2,
+    "uint32": 1,
+    "uint64": 1,
 }
 
 

@@ -9,7 +9,7 @@ import distcollective.distributed as dist
 
 ml_dtypes = peer("ml_dtypes")
 
-#: Pairs of types with elements of the same length, of which at least one moves as bytes.
+#: Pairs of types with elements of the same length.
 SAME_LENGTH = [
     ("float64", "complex64"),
     ("float64", "int64"),
@@ -38,7 +38,7 @@ def collectives(x):
 
 
 @pytest.mark.parametrize("names", SAME_LENGTH, ids=" and ".join)
-def test_ranks_compare_types_that_move_as_bytes(names):
+def test_ranks_compare_types_of_one_length(names):
     def body():
         rank = dist.get_rank()
         # A disagreement ends the group, with all groups of the same beginning.

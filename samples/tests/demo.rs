@@ -96,7 +96,7 @@ fn names_are_read_in_any_case_and_wrong_ones_are_refused() {
     assert!(demo(&["--op", "All_Reduce"]).status.success());
     for (arguments, says) in [
         (["--op", "mean"], "\"mean\" is not a collective operation; they are all_reduce"),
-        (["--dtype", "float64"], "data type float64 has no collective; the types are float32"),
+        (["--dtype", "float64"], "float64 is a type of eager calls; a tensor of a network is float32"),
         (["--dtype", "fp4"], "data type FP4 has no collective"),
         (["--ranks", "0"], "0 is not in 1.."),
     ] {

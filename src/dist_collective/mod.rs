@@ -280,7 +280,8 @@ impl DistCollectiveLayer {
         self.groups.check()
     }
 
-    /// Checks the type of the input.
+    /// Checks the type of the input. A network takes only the
+    /// [layer types](DataType::LAYER_TYPES).
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::data_type::DataType;
 use crate::dist_collective::ResolvedLayer;
 use crate::error::{Error, Result, bail, error};
-use crate::network::{LayerId, Network, NetworkInput};
+use crate::network::{LayerId, Network, NetworkInput, check_layer_type};
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
@@ -86,7 +86,11 @@ impl NetworkInput {
 pub(super) fn infer_types(network: &Network, schedule: &[LayerId], mistakes: &mut Vec<Error>) -> Vec<Option<DataType>> {
     let mut types = vec![None; network.tensors.len()];
     for input in &network.inputs {
-        types[input.index()] = Some(network.tensors[input.index()].data_type);
+        let tensor = &network.tensors[input.index()];
+        match check_layer_type(tensor.data_type) {
+            Ok(()) => types[input.index()] = Some(tensor.data_type),
+            Err(error) => mistakes.push(error.about(|| format!("input {:?}", tensor.name))),
+        }
     }
     network.types_from(schedule, types, |error| mistakes.push(error))
 }

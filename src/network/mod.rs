@@ -13,6 +13,7 @@ use std::fmt;
 pub(crate) use id::NetworkNumber;
 pub use id::{LayerId, TensorId};
 pub(crate) use layers::LayerRun;
+pub(crate) use layers::check_layer_type;
 pub use layers::{
     CastLayer, ConcatenationLayer, ConstantLayer, ElementWiseLayer, IdentityLayer, Layer, LayerBody, Plugin,
     PluginCall, PluginLayer, PluginRegistry, Shuffle, SliceLayer,
@@ -169,14 +170,18 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// More than [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions, or one below -1.
+    /// - `Unsupported`: the type is no [layer's type](DataType::LAYER_TYPES).
+    /// - `InvalidShape`: more than [`MAX_DIMS`](crate::tensor::MAX_DIMS) dimensions, or one below
+    ///   -1.
     pub fn add_input(
         &mut self,
         name: &str,
         data_type: DataType,
         dims: impl TryInto<Dims, Error: Into<Error>>,
     ) -> Result<TensorId> {
-        let dims = dims.try_into().map_err(|e| e.into().about(|| format!("input {name:?}")))?;
+        let about = |error: Error| error.about(|| format!("input {name:?}"));
+        check_layer_type(data_type).map_err(about)?;
+        let dims = dims.try_into().map_err(|e| about(e.into()))?;
         let source = TensorSource::Input(Box::new(NetworkInput { dims, profiles: Vec::new() }));
         let tensor = self.add_tensor(name.to_owned(), data_type, source);
         self.inputs.push(tensor);
@@ -193,8 +198,7 @@ impl Network {
     fn add_named_layer(&mut self, info: Info, body: LayerBody, inputs: &[TensorId]) -> Result<TensorId> {
         let types: Vec<DataType> = inputs.iter().map(|&t| self.input_type(t)).collect::<Result<_>>()?;
         let mut layer = Layer { info, inputs: inputs.to_vec(), outputs: Vec::new(), body };
-        let op = layer.body.op();
-        let types = op.check().and_then(|()| op.output_types(&types)).map_err(|e| e.about(|| layer.subject()))?;
+        let types = layer.body.output_types(&types).map_err(|e| e.about(|| layer.subject()))?;
         let id = LayerId::new(self.number, self.layers.len());
         for (port, data_type) in types.into_iter().enumerate() {
             let source = TensorSource::Layer { layer: id, port: port as u32 };

@@ -45,7 +45,7 @@ impl Network {
         let stored = |tensor: &TensorId| self.tensors.get(tensor.index()).map(|tensor| tensor.data_type);
         let inputs: Option<Vec<DataType>> = layer.inputs.iter().map(stored).collect();
         let inputs = inputs.filter(|_| layer.has_right_arity());
-        let types = inputs.and_then(|inputs| layer.body.op().output_types(&inputs).ok());
+        let types = inputs.and_then(|inputs| layer.body.output_types(&inputs).ok());
         types.is_none_or(|types| layer.outputs.iter().map(stored).eq(types.into_iter().map(Some)))
     }
 
@@ -77,8 +77,7 @@ impl Network {
             let inputs: Option<Vec<DataType>> =
                 layer.inputs.iter().map(|t| types.get(t.index()).copied().flatten()).collect();
             let Some(inputs) = inputs.filter(|_| layer.has_right_arity()) else { continue };
-            let op = layer.body.op();
-            let found = op.check().and_then(|()| op.output_types(&inputs)).and_then(|found| {
+            let found = layer.body.output_types(&inputs).and_then(|found| {
                 let then = layer.outputs.len();
                 if found.len() != then {
                     let now = count_of(found.len(), "output");

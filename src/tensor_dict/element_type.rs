@@ -27,8 +27,8 @@ pub enum ElementType {
 /// ```
 /// use distcollective::tensor_dict::OpaqueType;
 ///
-/// let float64 = OpaqueType::new("F64", 64)?;
-/// assert_eq!((float64.name(), float64.bit_len()), ("F64", 64));
+/// let int16 = OpaqueType::new("I16", 16)?;
+/// assert_eq!((int16.name(), int16.bit_len()), ("I16", 16));
 /// # Ok::<(), distcollective::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub struct OpaqueType {
 
 impl OpaqueType {
     /// A type with this name, whose elements have `bit_len` bits. A safetensors file has the types
-    /// that [`ElementType`] does not know by the names of that format: `F64`, `U16`, `F4`.
+    /// that [`ElementType`] does not know by the names of that format: `I16`, `C64`, `F4`.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 const COPY_BYTES: usize = 8 << 20;
 
 /// The library's types in the format.
-const KNOWN: [(Dtype, DataType); 10] = [
+const KNOWN: [(Dtype, DataType); 13] = [
     (Dtype::F32, DataType::Float32),
     (Dtype::F16, DataType::Float16),
     (Dtype::BF16, DataType::Bfloat16),
@@ -42,6 +42,9 @@ const KNOWN: [(Dtype, DataType); 10] = [
     (Dtype::I8, DataType::Int8),
     (Dtype::U8, DataType::Uint8),
     (Dtype::BOOL, DataType::Bool),
+    (Dtype::F64, DataType::Float64),
+    (Dtype::U32, DataType::Uint32),
+    (Dtype::U64, DataType::Uint64),
 ];
 
 /// # Files

@@ -22,7 +22,8 @@ struct ElementWiseArguments {
 
 /// Every type with every operation that it has.
 fn operations() -> impl Iterator<Item = (DataType, &'static str)> {
-    let pairs = DataType::ALL.into_iter().flat_map(|data_type| OPERATIONS.map(|operation| (data_type, operation)));
+    let pairs =
+        DataType::LAYER_TYPES.into_iter().flat_map(|data_type| OPERATIONS.map(|operation| (data_type, operation)));
     pairs.filter(|(data_type, operation)| *data_type != DataType::Bool || !["sub", "div"].contains(operation))
 }
 

@@ -29,57 +29,70 @@ fn reduced(data_type: DataType, operation: &str, elements: &[u64]) -> u64 {
     if let [element] = elements {
         return *element;
     }
-    let (mut floats, mut integers) = (Vec::new(), Vec::new());
-    for &bits in elements {
-        match value(data_type, bits) {
-            Value::Float(x) => floats.push(x),
-            Value::Integer(x) => integers.push(x),
+    match data_type {
+        DataType::Bool => reduced_bools(operation, elements),
+        DataType::Float64 => {
+            let x = reduced_float64(operation, elements.iter().copied().map(f64::from_bits));
+            if x.is_nan() { 0x7ff8 << 48 } else { x.to_bits() }
         }
+        _ if data_type.is_float() => {
+            let float = |&bits: &u64| match value(data_type, bits) {
+                Value::Float(x) => x,
+                Value::Integer(_) => unreachable!("the type is a float"),
+            };
+            element(data_type, Value::Float(reduced_float32(operation, elements.iter().map(float))))
+        }
+        _ => reduced_integers(data_type, operation, elements),
     }
-    let result = match data_type {
-        _ if integers.is_empty() => Value::Float(reduced_floats(operation, &floats)),
-        DataType::Bool => Value::Integer(reduced_bools(operation, &integers)),
-        _ => Value::Integer(reduced_integers(data_type, operation, &integers)),
-    };
-    element(data_type, result)
 }
 
-fn reduced_floats(operation: &str, floats: &[f32]) -> f32 {
-    let sum = || floats.iter().copied().reduce(|a, b| a + b);
-    let numbers = floats.iter().copied().filter(|x| !x.is_nan());
-    let result = match operation {
-        "sum" => sum(),
-        "prod" => floats.iter().copied().reduce(|a, b| a * b),
-        "avg" => sum().map(|sum| sum / floats.len() as f32),
-        "max" => numbers.max_by(f32::total_cmp),
-        "min" => numbers.min_by(f32::total_cmp),
-        _ => unreachable!("one of the five"),
-    };
-    result.unwrap_or(f32::NAN)
+macro_rules! reduced_floats {
+    ($($name:ident: $float:ident),*) => { $(
+        fn $name(operation: &str, floats: impl ExactSizeIterator<Item = $float>) -> $float {
+            let ranks = floats.len() as $float;
+            let result = match operation {
+                "sum" => floats.reduce(|a, b| a + b),
+                "prod" => floats.reduce(|a, b| a * b),
+                "avg" => floats.reduce(|a, b| a + b).map(|sum| sum / ranks),
+                "max" => floats.filter(|x| !x.is_nan()).max_by($float::total_cmp),
+                "min" => floats.filter(|x| !x.is_nan()).min_by($float::total_cmp),
+                _ => unreachable!("one of the five"),
+            };
+            result.unwrap_or($float::NAN)
+        }
+    )* };
 }
+
+reduced_floats!(reduced_float32: f32, reduced_float64: f64);
 
 /// Sums and products wrap in the width of the type, one rank after the other.
-fn reduced_integers(data_type: DataType, operation: &str, integers: &[i64]) -> i64 {
-    let wrapped = |x: i64| match value(data_type, element(data_type, Value::Integer(x))) {
-        Value::Integer(x) => x,
-        Value::Float(_) => unreachable!("the type is an integer"),
+fn reduced_integers(data_type: DataType, operation: &str, elements: &[u64]) -> u64 {
+    let mask = u64::MAX >> (64 - 8 * data_type.byte_len());
+    let integer = |bits: u64| match data_type {
+        DataType::Uint32 | DataType::Uint64 => i128::from(bits),
+        _ => match value(data_type, bits) {
+            Value::Integer(x) => x.into(),
+            Value::Float(_) => unreachable!("the type is an integer"),
+        },
     };
-    let fold = |combine: fn(i64, i64) -> i64| integers.iter().copied().reduce(|a, b| wrapped(combine(a, b)));
+    let integers = elements.iter().map(|&bits| integer(bits));
+    let ranks = elements.len() as i128;
+    let wrapped = |x: i128| integer(x as u64 & mask);
     let result = match operation {
-        "sum" => fold(i64::wrapping_add),
-        "prod" => fold(i64::wrapping_mul),
-        "avg" => fold(i64::wrapping_add).map(|sum| sum / integers.len() as i64),
-        "max" => fold(i64::max),
-        "min" => fold(i64::min),
+        "sum" => integers.reduce(|a, b| wrapped(a + b)),
+        "prod" => integers.reduce(|a, b| wrapped(a.wrapping_mul(b))),
+        "avg" => integers.reduce(|a, b| wrapped(a + b)).map(|sum| sum / ranks),
+        "max" => integers.max(),
+        "min" => integers.min(),
         _ => unreachable!("one of the five"),
     };
-    result.expect("there is a rank")
+    result.expect("there is a rank") as u64 & mask
 }
 
-fn reduced_bools(operation: &str, bools: &[i64]) -> i64 {
-    i64::from(match operation {
-        "sum" | "max" => bools.contains(&1),
-        _ => !bools.contains(&0),
+fn reduced_bools(operation: &str, elements: &[u64]) -> u64 {
+    u64::from(match operation {
+        "sum" | "max" => elements.iter().any(|&bits| bits != 0),
+        _ => elements.iter().all(|&bits| bits != 0),
     })
 }
 

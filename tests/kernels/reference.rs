@@ -52,6 +52,10 @@ pub fn element_of_float(data_type: DataType, x: f32) -> u64 {
         DataType::Int8 => u64::from(x as i8 as u8),
         DataType::Uint8 => u64::from(x as u8),
         DataType::Bool => u64::from(x != 0.0),
+        DataType::Float64 if x.is_nan() => 0x7ff8 << 48,
+        DataType::Float64 => f64::from(x).to_bits(),
+        DataType::Uint32 => u64::from(x as u32),
+        DataType::Uint64 => x as u64,
         other => panic!("no kernel for {other}"),
     }
 }

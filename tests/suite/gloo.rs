@@ -10,7 +10,7 @@ use distcollective::{Buffer, CollectiveOperation, Communicator, DataType, Rank, 
 use test_support::{Folder, skip, timed};
 
 use crate::ranks::on_ranks;
-use crate::reference::to_f32;
+use crate::reference::to_f64;
 use crate::tolerance;
 use crate::values::{Random, ordinary, to_bits, to_bytes};
 
@@ -80,8 +80,8 @@ impl Case {
         let block = self.elements / n as usize;
         let at =
             if self.operation == CollectiveOperation::ReduceScatter { rank as usize * block + index } else { index };
-        let operands: Vec<f64> = (0..n).map(|rank| to_f32(self.data_type, self.input(rank)[at]).into()).collect();
-        let [own, gloo] = [own, gloo].map(|bits| f64::from(to_f32(self.data_type, bits)));
+        let operands: Vec<f64> = (0..n).map(|rank| to_f64(self.data_type, self.input(rank)[at])).collect();
+        let [own, gloo] = [own, gloo].map(|bits| to_f64(self.data_type, bits));
         match reduce_op {
             ReduceOperation::Max | ReduceOperation::Min => own == gloo,
             _ => tolerance::is_close(reduce_op, self.data_type, &operands, own, gloo),

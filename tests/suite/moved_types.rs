@@ -6,8 +6,8 @@ use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation, R
 
 use crate::ranks::on_ranks;
 
-const FLOAT64: TransferType = moved("float64");
 const COMPLEX64: TransferType = moved("complex64");
+const COMPLEX32: TransferType = moved("complex32");
 
 const fn moved(name: &str) -> TransferType {
     TransferType::Moved(MovedType::from_name(name).expect("a type"))
@@ -33,9 +33,9 @@ fn all_gather(communicator: &Communicator, data_type: TransferType, by_list: boo
 fn they_have_no_transport_type() {
     on_ranks(2, |communicator| {
         let narrow = communicator.with_wire_type(distcollective::WireType::Float16);
-        let error = all_gather(&narrow, FLOAT64, false).expect_err("only float32 has one");
+        let error = all_gather(&narrow, COMPLEX64, false).expect_err("only float32 has one");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        let text = "the transport type is float16, and the elements are float64; only float32 has a transport type";
+        let text = "the transport type is float16, and the elements are complex64; only float32 has a transport type";
         assert!(error.to_string().ends_with(text), "{error}");
     });
 }
@@ -43,7 +43,7 @@ fn they_have_no_transport_type() {
 #[test]
 fn they_move() {
     for by_list in [false, true] {
-        let all = on_ranks(2, move |communicator| all_gather(&communicator, FLOAT64, by_list).expect("equal calls"));
+        let all = on_ranks(2, move |communicator| all_gather(&communicator, COMPLEX64, by_list).expect("equal calls"));
         assert_eq!(all, [[0, 10, 1, 11]; 2]);
     }
 }
@@ -51,15 +51,15 @@ fn they_move() {
 #[test]
 fn ranks_compare_them() {
     let uint8 = TransferType::Data(DataType::Uint8);
-    for (by_list, other) in [(false, COMPLEX64), (true, COMPLEX64), (false, DataType::Int64.into()), (true, uint8)] {
+    for (by_list, other) in [(false, COMPLEX32), (true, COMPLEX32), (false, DataType::Int64.into()), (true, uint8)] {
         let texts = on_ranks(2, move |communicator| {
-            let own = if communicator.rank().0 == 0 { FLOAT64 } else { other };
+            let own = if communicator.rank().0 == 0 { COMPLEX64 } else { other };
             let error = all_gather(&communicator, own, by_list).expect_err("different types");
             assert_eq!(error.kind(), ErrorKind::Disagreement);
             error.to_string()
         });
         for text in texts {
-            assert!(text.contains("rank 0 calls all_gather of 2 float64"), "{text}");
+            assert!(text.contains("rank 0 calls all_gather of 2 complex64"), "{text}");
             assert!(text.contains(&format!("rank 1 calls all_gather of 2 {other}")), "{text}");
         }
     }
@@ -67,7 +67,7 @@ fn ranks_compare_them() {
 
 #[test]
 fn messages_compare_them() {
-    for (sent, wanted) in [(FLOAT64, COMPLEX64), (COMPLEX64, DataType::Int64.into()), (FLOAT64, FLOAT64)] {
+    for (sent, wanted) in [(COMPLEX64, COMPLEX32), (COMPLEX32, DataType::Int64.into()), (COMPLEX64, COMPLEX64)] {
         on_ranks(2, move |communicator| {
             let mut elements = [7u64; 3];
             let is_sender = communicator.rank().0 == 0;
@@ -102,9 +102,9 @@ fn they_are_not_reduced() {
         let output = x.as_mut_ptr().cast::<u8>();
         let operands = RawOperands::Pair { input: output, output };
         // SAFETY: the call is refused.
-        let work = unsafe { communicator.enqueue(sum, FLOAT64, 1, operands, &Stream::inline()) };
+        let work = unsafe { communicator.enqueue(sum, COMPLEX64, 1, operands, &Stream::inline()) };
         let error = work.map(drop).expect_err("a reduction");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.to_string().contains("float64 is only moved, and this operation reduces"), "{error}");
+        assert!(error.to_string().contains("complex64 is only moved, and this operation reduces"), "{error}");
     });
 }

@@ -65,7 +65,7 @@ type Gene = (u8, usize, u64);
 
 fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
     let inputs: Vec<_> =
-        types.iter().enumerate().map(|(i, &t)| (DataType::ALL[t], vec![ROWS[0], [1, 3, 2][i % 3]])).collect();
+        types.iter().enumerate().map(|(i, &t)| (DataType::LAYER_TYPES[t], vec![ROWS[0], [1, 3, 2][i % 3]])).collect();
     let factor = if dynamic { ROWS[1] / ROWS[0] } else { 1 };
     let both = |dims: &[usize]| [dims.to_vec(), [&[dims[0] * factor], &dims[1..]].concat()];
     let mut tensors: Vec<Described> = inputs.iter().map(|(data_type, dims)| (*data_type, both(dims))).collect();
@@ -75,7 +75,7 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
         let input = input % tensors.len();
         let described = &tensors[input];
         let data_type = described.0;
-        let any_type = pick(&DataType::ALL, choice, 0);
+        let any_type = pick(&DataType::LAYER_TYPES, choice, 0);
         let (inputs, action) = match kind % 17 {
             0..=5 => (vec![input], collective(n, data_type, &described.1[0], &CollectiveOperation::ALL, choice)),
             6 => (vec![input], identity(data_type, choice)),
@@ -500,7 +500,7 @@ enum Way {
 /// networks.
 pub fn run_exact_networks(cases: u32, seed: u8, communicators: &[Vec<Communicator>]) {
     let genes = vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12);
-    let types = vec(0usize..DataType::ALL.len(), 1..=3);
+    let types = vec(0usize..DataType::LAYER_TYPES.len(), 1..=3);
     let strategy = (0..communicators.len(), any::<bool>(), types, genes, option::of(any::<usize>()));
     let config = ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]));
@@ -534,7 +534,7 @@ proptest! {
     fn a_network_gives_what_the_reference_gives(
         n in 1u32..=4,
         dynamic: bool,
-        types in vec(0usize..DataType::ALL.len(), 1..=3),
+        types in vec(0usize..DataType::LAYER_TYPES.len(), 1..=3),
         genes in vec((any::<u8>(), any::<usize>(), any::<u64>()), 1..=12),
         watched in option::of(any::<usize>()),
     ) {

@@ -82,33 +82,54 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         });
     }
     if data_type.is_float() {
-        let floats = elements.iter().map(|&x| to_f32(data_type, x));
-        let result = match reduce_op {
-            ReduceOperation::Sum => floats.reduce(|a, b| a + b),
-            ReduceOperation::Prod => floats.reduce(|a, b| a * b),
-            ReduceOperation::Max => floats.reduce(|a, b| if float_order(a, b, true) == Ordering::Less { b } else { a }),
-            ReduceOperation::Min => {
-                floats.reduce(|a, b| if float_order(a, b, false) == Ordering::Greater { b } else { a })
-            }
-            ReduceOperation::Avg => floats.reduce(|a, b| a + b).map(|sum| sum / elements.len() as f32),
-            other => panic!("{other} is new"),
-        };
-        return from_f32(data_type, result.expect("at least two inputs"));
+        if data_type == DataType::Float64 {
+            let result = reduce_f64(reduce_op, elements.iter().copied().map(f64::from_bits));
+            return if result.is_nan() { 0x7ff8 << 48 } else { result.to_bits() };
+        }
+        return from_f32(data_type, reduce_f32(reduce_op, elements.iter().map(|&x| to_f32(data_type, x))));
     }
-    let integers = elements.iter().map(|&x| to_i64(data_type, x));
-    // Wrapping in 64 bits and truncating is wrapping in the element's width. The average divides
+    let integers = elements.iter().map(|&x| to_integer(data_type, x));
+    // Wrapping in 128 bits and truncating is wrapping in the element's width. The average divides
     // the truncated sum.
-    let cut = |x: i64| to_i64(data_type, from_i64(data_type, x));
+    let cut = |x: i128| to_integer(data_type, from_integer(data_type, x));
     let result = match reduce_op {
-        ReduceOperation::Sum => integers.reduce(i64::wrapping_add),
-        ReduceOperation::Prod => integers.reduce(i64::wrapping_mul),
+        ReduceOperation::Sum => integers.reduce(i128::wrapping_add),
+        ReduceOperation::Prod => integers.reduce(i128::wrapping_mul),
         ReduceOperation::Max => integers.max(),
         ReduceOperation::Min => integers.min(),
-        ReduceOperation::Avg => integers.reduce(i64::wrapping_add).map(|sum| cut(sum) / elements.len() as i64),
+        ReduceOperation::Avg => integers.reduce(i128::wrapping_add).map(|sum| cut(sum) / elements.len() as i128),
         other => panic!("{other} is new"),
     };
-    from_i64(data_type, result.expect("at least two inputs"))
+    from_integer(data_type, result.expect("at least two inputs"))
 }
+
+macro_rules! reduce_floats {
+    ($($name:ident: $float:ident),*) => { $(
+        fn $name(reduce_op: ReduceOperation, floats: impl ExactSizeIterator<Item = $float>) -> $float {
+            // -0 is below +0, and any number is preferred to a NaN.
+            let order = |a: $float, b: $float, nan: Ordering| match (a.is_nan(), b.is_nan()) {
+                (true, true) => Ordering::Equal,
+                (true, false) => nan,
+                (false, true) => nan.reverse(),
+                (false, false) => {
+                    a.partial_cmp(&b).expect("numbers").then(b.is_sign_negative().cmp(&a.is_sign_negative()))
+                }
+            };
+            let ranks = floats.len() as $float;
+            let result = match reduce_op {
+                ReduceOperation::Sum => floats.reduce(|a, b| a + b),
+                ReduceOperation::Prod => floats.reduce(|a, b| a * b),
+                ReduceOperation::Max => floats.max_by(|a, b| order(*a, *b, Ordering::Less)),
+                ReduceOperation::Min => floats.min_by(|a, b| order(*a, *b, Ordering::Greater)),
+                ReduceOperation::Avg => floats.reduce(|a, b| a + b).map(|sum| sum / ranks),
+                other => panic!("{other} is new"),
+            };
+            result.expect("at least two inputs")
+        }
+    )* };
+}
+
+reduce_floats!(reduce_f32: f32, reduce_f64: f64);
 
 /// The combination of two tensors, of which each repeats its dimensions of 1. The arithmetic is
 /// that of a reduction over two ranks.
@@ -125,29 +146,18 @@ pub fn element_wise(operation: ElementWiseOperation, data_type: DataType, a: &Bi
 
 fn combine(operation: ElementWiseOperation, data_type: DataType, a: u64, b: u64) -> u64 {
     let reduced = |reduce_op| reduce_element(reduce_op, data_type, &[a, b]);
-    let computed = |floats: fn(f32, f32) -> f32, integers: fn(i64, i64) -> i64| match data_type.is_float() {
+    let computed = |floats: fn(f32, f32) -> f32, integers: fn(i128, i128) -> i128| match data_type.is_float() {
         true => from_f32(data_type, floats(to_f32(data_type, a), to_f32(data_type, b))),
-        false => from_i64(data_type, integers(to_i64(data_type, a), to_i64(data_type, b))),
+        false => from_integer(data_type, integers(to_integer(data_type, a), to_integer(data_type, b))),
     };
     match operation {
         ElementWiseOperation::Sum => reduced(ReduceOperation::Sum),
         ElementWiseOperation::Prod => reduced(ReduceOperation::Prod),
         ElementWiseOperation::Max => reduced(ReduceOperation::Max),
         ElementWiseOperation::Min => reduced(ReduceOperation::Min),
-        ElementWiseOperation::Sub => computed(|a, b| a - b, i64::wrapping_sub),
+        ElementWiseOperation::Sub => computed(|a, b| a - b, i128::wrapping_sub),
         ElementWiseOperation::Div => computed(|a, b| a / b, |a, b| if b == 0 { 0 } else { a.wrapping_div(b) }),
         other => panic!("{other} is new"),
-    }
-}
-
-/// The order of maximum and minimum: -0 is below +0, and any number is preferred to a NaN.
-fn float_order(a: f32, b: f32, nan_is_least: bool) -> Ordering {
-    let nan = if nan_is_least { Ordering::Less } else { Ordering::Greater };
-    match (a.is_nan(), b.is_nan()) {
-        (true, true) => Ordering::Equal,
-        (true, false) => nan,
-        (false, true) => nan.reverse(),
-        (false, false) => a.partial_cmp(&b).expect("numbers").then(b.is_sign_negative().cmp(&a.is_sign_negative())),
     }
 }
 
@@ -164,10 +174,10 @@ pub fn cast_element(from: DataType, to: DataType, x: u64) -> u64 {
         (Some(x), DataType::Int32) => u64::from(x as i32 as u32),
         (Some(x), DataType::Int8) => u64::from(x as i8 as u8),
         (Some(x), _) => u64::from(x as u8),
-        (None, DataType::Bool) => u64::from(to_i64(from, x) != 0),
-        (None, DataType::Float32) => u64::from((to_i64(from, x) as f32).to_bits()),
-        (None, to) if to.is_float() => nearest(to, i128::from(to_i64(from, x))),
-        (None, to) => from_i64(to, to_i64(from, x)),
+        (None, DataType::Bool) => u64::from(to_integer(from, x) != 0),
+        (None, DataType::Float32) => u64::from((to_integer(from, x) as f32).to_bits()),
+        (None, to) if to.is_float() => nearest(to, to_integer(from, x)),
+        (None, to) => from_integer(to, to_integer(from, x)),
     }
 }
 
@@ -212,6 +222,11 @@ pub fn to_f32(data_type: DataType, bits: u64) -> f32 {
     }
 }
 
+/// The value of a floating-point element.
+pub fn to_f64(data_type: DataType, bits: u64) -> f64 {
+    if data_type == DataType::Float64 { f64::from_bits(bits) } else { to_f32(data_type, bits).into() }
+}
+
 /// Rounds once to nearest even. float8 saturates. A NaN becomes the positive quiet NaN.
 pub fn from_f32(data_type: DataType, x: f32) -> u64 {
     match data_type {
@@ -249,22 +264,17 @@ fn float8_by_search(data_type: DataType, x: f32) -> u64 {
     sign | (if up { above } else { above - 1 }) as u64
 }
 
-fn to_i64(data_type: DataType, bits: u64) -> i64 {
+fn to_integer(data_type: DataType, bits: u64) -> i128 {
     match data_type {
-        DataType::Int64 => bits as i64,
-        DataType::Int32 => i64::from(bits as i32),
-        DataType::Int8 => i64::from(bits as i8),
-        DataType::Uint8 => i64::from(bits as u8),
-        DataType::Bool => i64::from(bits != 0),
+        DataType::Int64 => (bits as i64).into(),
+        DataType::Int32 => (bits as i32).into(),
+        DataType::Int8 => (bits as i8).into(),
+        DataType::Uint8 | DataType::Uint32 | DataType::Uint64 => bits.into(),
+        DataType::Bool => i128::from(bits != 0),
         _ => panic!("{data_type} is no integer"),
     }
 }
 
-fn from_i64(data_type: DataType, x: i64) -> u64 {
-    match data_type {
-        DataType::Int64 => x as u64,
-        DataType::Int32 => u64::from(x as u32),
-        DataType::Int8 | DataType::Uint8 => u64::from(x as u8),
-        _ => panic!("{data_type} is no integer"),
-    }
+fn from_integer(data_type: DataType, x: i128) -> u64 {
+    x as u64 & u64::MAX >> (64 - 8 * data_type.byte_len())
 }

@@ -47,8 +47,8 @@ pub fn weights(seed: usize) -> TensorDict {
     }
     dict.insert("scalar", filled(DataType::Float32, &[], seed + 20));
     dict.insert("empty", filled(DataType::Int64, &[0, 7], seed));
-    let float64 = OpaqueType::new("F64", 64).expect("a type");
-    dict.insert("float64", Tensor::opaque(float64, [2, 2], pattern(32, seed + 21)).expect("32 bytes"));
+    let int16 = OpaqueType::new("I16", 16).expect("a type");
+    dict.insert("int16", Tensor::opaque(int16, [2, 2], pattern(8, seed + 21)).expect("8 bytes"));
     let float4 = OpaqueType::new("F4", 4).expect("a type");
     dict.insert("float4", Tensor::opaque(float4, [3, 2], pattern(3, seed + 22)).expect("3 bytes"));
     for (name, len) in [("packed", PACKED - 1), ("alone", PACKED), ("long", PIECE + 50), ("pieces", PIECE + PACKED)] {

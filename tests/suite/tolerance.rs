@@ -4,7 +4,7 @@
 use distcollective::{CollectiveOperation, DataType, Rank, ReduceOperation};
 
 use crate::cases::Case;
-use crate::reference::{Bits, to_f32};
+use crate::reference::{Bits, to_f64};
 use crate::values::{to_bits, to_bytes};
 
 /// Replaces elements of `expected` by those of `got` if the difference is within the bounds.
@@ -25,10 +25,10 @@ pub fn accept(case: &Case, inputs: &[Bits], rank: Rank, expected: &mut [u8], got
     };
     let accepted = wanted.iter().zip(&given).enumerate().map(|(i, (&want, &got))| {
         let operands =
-            inputs.iter().map(|input| to_f32(case.data_type, input.as_slice().expect("row-major")[first + i]));
-        let [wide_want, wide_got] = [want, got].map(|bits| to_f32(case.data_type, bits));
-        let operands: Vec<f64> = operands.map(f64::from).collect();
-        if is_close(reduce_op, case.data_type, &operands, wide_want.into(), wide_got.into()) { got } else { want }
+            inputs.iter().map(|input| to_f64(case.data_type, input.as_slice().expect("row-major")[first + i]));
+        let [wide_want, wide_got] = [want, got].map(|bits| to_f64(case.data_type, bits));
+        let operands: Vec<f64> = operands.collect();
+        if is_close(reduce_op, case.data_type, &operands, wide_want, wide_got) { got } else { want }
     });
     let accepted: Vec<u64> = accepted.collect();
     expected.copy_from_slice(&to_bytes(case.data_type, accepted));
@@ -71,6 +71,7 @@ struct Format {
 
 fn format(data_type: DataType) -> Format {
     let (mantissa, least_exponent, largest) = match data_type {
+        DataType::Float64 => (52, -1022, f64::MAX),
         DataType::Float32 => (23, -126, f64::from(f32::MAX)),
         DataType::Float16 => (10, -14, 65504.0),
         DataType::Bfloat16 => (7, -126, f64::from(f32::from_bits(0x7f7f_0000))),

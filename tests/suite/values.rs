@@ -45,6 +45,25 @@ fn special(data_type: DataType) -> &'static [u64] {
         DataType::Int32 => &[0, 1, 0xffff_ffff, 0x8000_0000, 0x7fff_ffff, 3, 0xffff_fff9],
         DataType::Int8 | DataType::Uint8 => &[0, 1, 0xff, 0x80, 0x7f, 3, 0xf9],
         DataType::Bool => &[0, 1, 2, 0x80, 0xff],
+        DataType::Float64 => &[
+            0,
+            1 << 63,
+            0x7ff0 << 48,
+            0xfff0 << 48,
+            0x7ff8 << 48,
+            0xfff8_1234_5678_9abc,
+            0x7ff0_0000_0000_0001,
+            1,
+            (1 << 63) + 1,
+            0x000f_ffff_ffff_ffff,
+            0x7fef_ffff_ffff_ffff,
+            0xffef_ffff_ffff_ffff,
+            0x3ff0 << 48,
+            0x3ca0 << 48,
+            0x4340 << 48,
+        ],
+        DataType::Uint32 => &[0, 1, 0xffff_ffff, 0x8000_0000, 0x7fff_ffff, 3, 0xffff_fff9],
+        DataType::Uint64 => &[0, 1, u64::MAX, 1 << 63, (1 << 63) - 1, 3, 0xffff_ffff_ffff_fff9],
         other => panic!("{other} is new"),
     }
 }
@@ -62,6 +81,10 @@ pub fn ordinary(data_type: DataType, random: &mut Random) -> u64 {
         DataType::Int32 => r & 0xffff_ffff,
         DataType::Int8 | DataType::Uint8 => r & 0xff,
         DataType::Bool => r & 1,
+        // No whole float32.
+        DataType::Float64 => (r & 0x800f_ffff_ffff_ffff) | (1020 + (r >> 55) % 8) << 52,
+        DataType::Uint32 => r & 0xffff_ffff,
+        DataType::Uint64 => r,
         other => panic!("{other} is new"),
     }
 }

@@ -11,7 +11,8 @@ use distcollective::tensor::{Element, F8E4M3};
 use distcollective::{Communicator, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, Groups};
 
 /// candle's types that the layer takes.
-const TYPES: [DType; 7] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I64, DType::I32, DType::U8];
+const TYPES: [DType; 9] =
+    [DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::I64, DType::I32, DType::U32, DType::U8];
 
 /// A collective on tensors of candle: a layer on a communicator.
 ///
@@ -48,9 +49,9 @@ const TYPES: [DType; 7] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, D
 ///
 /// | candle | layer |
 /// |---|---|
-/// | `F32`, `F16`, `BF16` | `float32`, `float16`, `bfloat16` |
+/// | `F64`, `F32`, `F16`, `BF16` | `float64`, `float32`, `float16`, `bfloat16` |
 /// | `F8E4M3` | `float8` |
-/// | `I64`, `I32`, `U8` | `int64`, `int32`, `uint8` |
+/// | `I64`, `I32`, `U32`, `U8` | `int64`, `int32`, `uint32`, `uint8` |
 ///
 /// There is no gradient: `backward` through a collective is an error. Megatron-LM's layers and
 /// torch.distributed differ in what it would be.
@@ -153,6 +154,7 @@ impl CustomOp1 for Collective {
         };
         let dims = layout.dims();
         match storage {
+            CpuStorage::F64(x) => self.run(&x[start..end], dims, CpuStorage::F64),
             CpuStorage::F32(x) => self.run(&x[start..end], dims, CpuStorage::F32),
             CpuStorage::F16(x) => self.run(&x[start..end], dims, CpuStorage::F16),
             CpuStorage::BF16(x) => self.run(&x[start..end], dims, CpuStorage::BF16),
@@ -165,6 +167,7 @@ impl CustomOp1 for Collective {
             }
             CpuStorage::I64(x) => self.run(&x[start..end], dims, CpuStorage::I64),
             CpuStorage::I32(x) => self.run(&x[start..end], dims, CpuStorage::I32),
+            CpuStorage::U32(x) => self.run(&x[start..end], dims, CpuStorage::U32),
             CpuStorage::U8(x) => self.run(&x[start..end], dims, CpuStorage::U8),
             other => {
                 let types = TYPES.map(|dtype| dtype.as_str()).join(", ");

@@ -112,7 +112,9 @@ fn bits(data_type: DataType, value: usize) -> u64 {
         DataType::Bfloat16 => bf16::from_f32(x).to_bits().into(),
         DataType::Float8E4M3 => F8E4M3::from_f32(x).to_bits().into(),
         DataType::Float8E5M2 => F8E5M2::from_f32(x).to_bits().into(),
-        DataType::Int64 | DataType::Int32 | DataType::Int8 | DataType::Uint8 => value as u64,
+        DataType::Float64 => (value as f64).to_bits(),
+        DataType::Int64 | DataType::Int32 | DataType::Int8 => value as u64,
+        DataType::Uint8 | DataType::Uint32 | DataType::Uint64 => value as u64,
         DataType::Bool => u64::from(value != 0),
         other => panic!("bench has no values of type {other}"),
     }

@@ -107,6 +107,9 @@ impl Descriptor {
             DataType::Int8 => (b'i', 1),
             DataType::Uint8 | DataType::Float8E4M3 | DataType::Float8E5M2 => (b'u', 1),
             DataType::Bool => (b'b', 1),
+            DataType::Float64 => (b'f', 8),
+            DataType::Uint32 => (b'u', 4),
+            DataType::Uint64 => (b'u', 8),
             _ => return None,
         };
         Some(Descriptor { big_endian: false, kind, size })
@@ -159,10 +162,9 @@ impl Descriptor {
 
     fn refusal(self) -> String {
         let advice = match (self.kind, self.size) {
-            (b'f', 8..) => "; convert it first: x.astype('float32')",
+            (b'f', 9..) => "; convert it first: x.astype('float64')",
             (b'i', 2) => "; convert it first: x.astype('int32')",
             (b'u', 2) => "; with --dtype bfloat16 they are bfloat16's bits; else convert it first: x.astype('int32')",
-            (b'u', 4 | 8) => "; convert it first: x.astype('int64')",
             (b'V', 2) => "; give --dtype bfloat16 if they are bfloat16's bits",
             (b'V', 1) => "; give --dtype float8 or float8_e5m2 if they are float8's bits",
             _ => "",
@@ -171,7 +173,7 @@ impl Descriptor {
     }
 }
 
-const TYPES: &str = "they take float32, float16, int64, int32, int8, uint8 and bool";
+const TYPES: &str = "they take float64, float32, float16, int64, int32, int8, uint64, uint32, uint8 and bool";
 
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -43,6 +43,12 @@ pub enum DataType {
     /// 8-bit float with 5 bits of exponent: [`F8E5M2`](crate::element::F8E5M2). Not a TensorRT
     /// type.
     Float8E5M2 = 100,
+    /// IEEE 754 binary64. Not a layer's type.
+    Float64 = 101,
+    /// Unsigned 32-bit integer. Not a layer's type.
+    Uint32 = 102,
+    /// Unsigned 64-bit integer. Not a layer's type.
+    Uint64 = 103,
 }
 
 numbered! {
@@ -57,15 +63,30 @@ numbered! {
     Int8 "int8",
     Uint8 "uint8",
     Bool "bool",
+    Float64 "float64",
+    Uint32 "uint32",
+    Uint64 "uint64",
 }
 
 impl DataType {
+    /// The types that a tensor of a network can have: those of TensorRT, and float8_e5m2. Eager
+    /// calls and messages take the others too.
+    pub const LAYER_TYPES: [DataType; 10] = match DataType::ALL.first_chunk() {
+        Some(types) => *types,
+        None => unreachable!(),
+    };
+
+    /// Whether it is one of the [`LAYER_TYPES`](Self::LAYER_TYPES).
+    pub const fn is_layer_type(self) -> bool {
+        !matches!(self, DataType::Float64 | DataType::Uint32 | DataType::Uint64)
+    }
+
     /// The size of an element in bytes. Buffers of this type are aligned to it.
     #[inline]
     pub const fn byte_len(self) -> usize {
         match self {
-            DataType::Int64 => 8,
-            DataType::Float32 | DataType::Int32 => 4,
+            DataType::Int64 | DataType::Float64 | DataType::Uint64 => 8,
+            DataType::Float32 | DataType::Int32 | DataType::Uint32 => 4,
             DataType::Float16 | DataType::Bfloat16 => 2,
             DataType::Int8 | DataType::Uint8 | DataType::Bool | DataType::Float8E4M3 | DataType::Float8E5M2 => 1,
         }
@@ -75,7 +96,12 @@ impl DataType {
     pub const fn is_float(self) -> bool {
         matches!(
             self,
-            DataType::Float32 | DataType::Float16 | DataType::Bfloat16 | DataType::Float8E4M3 | DataType::Float8E5M2
+            DataType::Float64
+                | DataType::Float32
+                | DataType::Float16
+                | DataType::Bfloat16
+                | DataType::Float8E4M3
+                | DataType::Float8E5M2
         )
     }
 
@@ -115,7 +141,7 @@ impl FromStr for DataType {
     ///
     /// # Errors
     ///
-    /// - `Unsupported`: TensorRT's `INT4`, `FP4` and `E8M0`; torch's `float64` and `double`.
+    /// - `Unsupported`: TensorRT's `INT4`, `FP4` and `E8M0`.
     /// - `InvalidArgument`: any other text.
     fn from_str(text: &str) -> Result<Self> {
         let name = text.to_ascii_lowercase();
@@ -127,7 +153,6 @@ impl FromStr for DataType {
         }
         match name.as_str() {
             "int4" | "fp4" | "e8m0" => Err(refused(&text.to_ascii_uppercase())),
-            "float64" | "double" => Err(refused(&name)),
             _ => Err(error!(InvalidArgument, "{text:?} is not a data type; {}", accepted())),
         }
     }

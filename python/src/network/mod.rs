@@ -246,9 +246,9 @@ fn constant(py: Python<'_>, dims: &[i64], weights: &Bound<'_, PyAny>) -> PyResul
 /// The library's type of a tensor of Python.
 fn known_type(tensor: &Tensor, name: &str) -> PyResult<DataType> {
     match tensor.transfer_type() {
-        TransferType::Data(data_type) => Ok(data_type),
+        TransferType::Data(data_type) if data_type.is_layer_type() => Ok(data_type),
         _ => {
-            let (found, types) = (tensor.element.name, DataType::ALL.map(DataType::name).join(", "));
+            let (found, types) = (tensor.element.name, DataType::LAYER_TYPES.map(DataType::name).join(", "));
             Err(PyTypeError::new_err(format!("{name}: {found} is no type of a network; these are: {types}")))
         }
     }

@@ -34,6 +34,9 @@ impl Elements {
             DataType::Int32 => ncclInt32,
             DataType::Int8 => ncclInt8,
             DataType::Uint8 | DataType::Bool => ncclUint8,
+            DataType::Float64 => ncclFloat64,
+            DataType::Uint32 => ncclUint32,
+            DataType::Uint64 => ncclUint64,
             // Both packages have the same version.
             other => unreachable!("the library has no {other}"),
         };
@@ -76,7 +79,7 @@ fn nccl_op(reduce_op: ReduceOperation) -> ncclRedOp_t {
 }
 
 /// The types of which [`Route`] lets NCCL make averages.
-const AVERAGED: [ncclDataType_t; 3] = [ncclFloat32, ncclFloat16, ncclBfloat16];
+const AVERAGED: [ncclDataType_t; 4] = [ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat64];
 
 /// NCCL's name of a collective.
 fn name_of(collective: &Collective) -> &'static str {
@@ -470,8 +473,12 @@ impl NcclBackend {
         }
         let scale = 1.0 / self.origins.len() as f32;
         // An element is at the beginning of its bits, whose first byte is the lowest.
-        let mut bits =
-            [scale.to_bits(), f16::from_f32(scale).to_bits().into(), bf16::from_f32(scale).to_bits().into()][number];
+        let mut bits: u64 = [
+            scale.to_bits().into(),
+            f16::from_f32(scale).to_bits().into(),
+            bf16::from_f32(scale).to_bits().into(),
+            f64::from(scale).to_bits(),
+        ][number];
         let (scalar, mut op) = ((&raw mut bits).cast(), ncclSum);
         // SAFETY: NCCL reads the element before the call returns, and writes one number. The
         // reduction is freed with the communicator.

@@ -72,8 +72,8 @@ pub(crate) struct NcclBackend {
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
     stand_in: DeviceMemory,
-    /// NCCL's reductions for averages of float32, float16 and bfloat16, once they are made.
-    averages: [OnceLock<ncclRedOp_t>; 3],
+    /// NCCL's reductions for averages of each of `AVERAGED`, once they are made.
+    averages: [OnceLock<ncclRedOp_t>; 4],
     /// The rank lock: held during a call.
     state: Mutex<RankState>,
 }

@@ -65,8 +65,8 @@ pub(super) enum Route {
     Average,
     /// A reduction of bool: of bytes that are 0 or 1, the maximum for "or", the minimum for "and".
     Bool,
-    /// A kernel reduces as the host does, in exact mode, and float8 where NCCL does not: ranks
-    /// exchange their contributions first.
+    /// A kernel reduces as the host does: in exact mode, float8 where NCCL does not, and the
+    /// average of float64 where 1/n is not exact. Ranks exchange their contributions first.
     Exchange,
     /// The same for long tensors: each rank reduces its share, and ranks exchange the results.
     Shares,
@@ -78,7 +78,7 @@ pub(super) enum Route {
 /// Between the largest and the smallest normal float16 are 30 powers of two.
 fn averages_exactly(data_type: DataType, rank_count: usize) -> bool {
     let most = match data_type {
-        DataType::Float32 | DataType::Bfloat16 => 1 << 30,
+        DataType::Float64 | DataType::Float32 | DataType::Bfloat16 => 1 << 30,
         DataType::Float16 => 1 << 14,
         _ => 0,
     };
@@ -95,6 +95,11 @@ impl Route {
             Some(_) if call.reduces_in_rank_order() => Route::of_kernel(call, rank_count),
             Some(_) if call.data_type == DataType::Bool => Route::Bool,
             Some(_) if is_float8 && !features.reduces_float8 => Route::of_kernel(call, rank_count),
+            Some(ReduceOperation::Avg)
+                if call.data_type == DataType::Float64 && !averages_exactly(call.data_type, rank_count) =>
+            {
+                Route::of_kernel(call, rank_count)
+            }
             Some(ReduceOperation::Avg)
                 if call.data_type.is_float() && !averages_exactly(call.data_type, rank_count) =>
             {

@@ -79,10 +79,27 @@ impl LayerBody {
         }
     }
 
+    /// The types of the outputs, from those of the inputs, if the layer's attributes allow them.
+    pub(super) fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        self.op().check()?;
+        let types = self.op().output_types(inputs)?;
+        types.iter().try_for_each(|data_type| check_layer_type(*data_type))?;
+        Ok(types)
+    }
+
     /// See [`Layer::kind`].
     pub fn kind(&self) -> &str {
         self.op().kind()
     }
+}
+
+/// Checks that a tensor of a network can have the type.
+pub(crate) fn check_layer_type(data_type: DataType) -> Result<()> {
+    if !data_type.is_layer_type() {
+        let types = DataType::LAYER_TYPES.map(DataType::name).join(", ");
+        bail!(Unsupported, "{data_type} is a type of eager calls; a tensor of a network is {types}");
+    }
+    Ok(())
 }
 
 /// What a kind of layer is to the network, the engine and the context.

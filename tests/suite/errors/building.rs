@@ -1,7 +1,7 @@
 //! Numbers, names, and what adding a layer and building find.
 
 use distcollective::collective::{GroupRank, Partition};
-use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::network::{LayerBody, Plugin, PluginCall, Shuffle};
 use distcollective::tensor::Shape;
 use distcollective::{
     CollectiveOperation as Op, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, Groups, Network, Rank,
@@ -14,8 +14,8 @@ use crate::ranks::logged;
 #[test]
 fn numbers_and_names() {
     use ErrorKind::{InvalidArgument, Unsupported};
-    let types = "the types are float32, float16, bfloat16, float8_e4m3, float8_e5m2, int64, int32, int8, uint8, bool (float8 \
-                 means float8_e4m3)";
+    let types = "the types are float32, float16, bfloat16, float8_e4m3, float8_e5m2, int64, int32, int8, uint8, bool, \
+                 float64, uint32, uint64 (float8 means float8_e4m3)";
     expect(
         Op::from_number(8),
         InvalidArgument,
@@ -33,7 +33,7 @@ fn numbers_and_names() {
     expect(DataType::from_number(10), Unsupported, &format!("data type FP4 has no collective; {types}"));
     expect(DataType::from_number(11), Unsupported, &format!("data type E8M0 has no collective; {types}"));
     expect("float65".parse::<DataType>(), InvalidArgument, &format!("\"float65\" is not a data type; {types}"));
-    expect("float64".parse::<DataType>(), Unsupported, &format!("data type float64 has no collective; {types}"));
+    expect("fp4".parse::<DataType>(), Unsupported, &format!("data type FP4 has no collective; {types}"));
     expect(
         "allreduce".parse::<Op>(),
         InvalidArgument,
@@ -68,6 +68,32 @@ fn names_and_numbers_that_are_not_there() {
     network.mark_output(y, "").expect("an output");
     let error = network.build().expect_err("no names");
     assert_eq!(error.to_string(), "2 mistakes:\n  a cast layer has no name\n  output 0 has no name");
+}
+
+/// Types of eager calls are no types of a network.
+#[test]
+fn types_that_no_layer_has() {
+    for (name, data_type) in
+        [("float64", DataType::Float64), ("uint32", DataType::Uint32), ("uint64", DataType::Uint64)]
+    {
+        let says = format!("{name} is a type of eager calls; a tensor of a network is float32, ");
+        let (mut network, x) = network(&[4]);
+        let about = |subject: &str| format!("{subject}: {says}");
+        let starts = |error: Error, start: &str| {
+            assert!(error.kind() == ErrorKind::Unsupported && error.to_string().starts_with(start), "{error}");
+        };
+        starts(network.add_input("z", data_type, [4]).expect_err("no type"), &about("input \"z\""));
+        starts(network.add_cast(x, data_type).expect_err("no type"), &about("layer \"cast_0\" (cast)"));
+        let value = distcollective::Buffer::zeroed(data_type, [4]).expect("a buffer");
+        starts(network.add_constant_buffer(value).expect_err("no type"), &about("layer \"constant_0\" (constant)"));
+        // A layer that is changed later.
+        let y = network.add_cast(x, DataType::Int8).expect("a layer");
+        network.mark_output(y, "y").expect("an output");
+        let LayerBody::Cast(cast) = network.layer_of_mut(y).expect("a layer").body_mut() else { panic!("a cast") };
+        cast.to = data_type;
+        let error = network.build().expect_err("no type");
+        assert!(error.to_string().contains(&says), "{error}");
+    }
 }
 
 /// Tensors and layers are of the network that gave them, and of its clones.

@@ -308,7 +308,7 @@ fn run_a_plugin_that_fails_on_rank_1(communicator: &Communicator) -> Result<()> 
     network.mark_output(y, "y")?;
     let mut context = network.build()?.create_execution_context()?;
     context.set_communicator(communicator)?;
-    let x = if communicator.rank() == Rank(1) { -1.0 } else { 1.0 };
+    let x = if communicator.rank() == Rank(1) { -1.0f32 } else { 1.0 };
     context.execute(inputs!["x" => &[x]], outputs!["y" => &mut [0f32]])
 }
 

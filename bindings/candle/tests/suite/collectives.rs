@@ -9,13 +9,15 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use crate::{bytes_of, count_up, on_ranks, tensor_of};
 
 /// Every type of candle that the layer takes, and the layer's.
-const TYPES: [(DType, DataType); 7] = [
+const TYPES: [(DType, DataType); 9] = [
+    (DType::F64, DataType::Float64),
     (DType::F32, DataType::Float32),
     (DType::F16, DataType::Float16),
     (DType::BF16, DataType::Bfloat16),
     (DType::F8E4M3, DataType::Float8E4M3),
     (DType::I64, DataType::Int64),
     (DType::I32, DataType::Int32),
+    (DType::U32, DataType::Uint32),
     (DType::U8, DataType::Uint8),
 ];
 

@@ -16,18 +16,18 @@ fn sum(communicator: &Communicator) -> Collective {
 fn types_that_the_layer_lacks_are_named_and_do_no_harm() {
     on_ranks(2, |communicator| {
         let sum = sum(communicator);
-        for (dtype, byte_len) in [(DType::U32, 4), (DType::I16, 2), (DType::F64, 8), (DType::F8E8M0, 1)] {
+        for (dtype, byte_len) in [(DType::I16, 2), (DType::F8E8M0, 1)] {
             let x = tensor_of(&vec![0; 4 * byte_len], dtype, &[4]);
             let expected = format!(
-                "layer \"sum\" (all_reduce): the tensor is {}; it takes f32, f16, bf16, f8e4m3, i64, i32, u8; convert the tensor \
-                 with to_dtype",
+                "layer \"sum\" (all_reduce): the tensor is {}; it takes f64, f32, f16, bf16, f8e4m3, i64, i32, u32, u8; convert \
+                 the tensor with to_dtype",
                 dtype.as_str()
             );
             assert_eq!(text_of(sum.apply(&x)), expected);
         }
         let unnamed = Collective::new(DistCollective::broadcast(1), communicator);
-        let error = text_of(unnamed.apply(&tensor_of(&[0; 8], DType::F64, &[1])));
-        assert!(error.starts_with("layer (broadcast): the tensor is f64; "), "{error}");
+        let error = text_of(unnamed.apply(&tensor_of(&[0; 2], DType::I16, &[1])));
+        assert!(error.starts_with("layer (broadcast): the tensor is i16; "), "{error}");
         let y = sum.apply(&count_up(&[2])).and_then(|y| y.to_vec1::<f32>());
         assert_eq!(y.expect("the communicator still works"), [0.0, 2.0]);
     });

@@ -46,7 +46,9 @@ static void numbers_have_names(void) {
         CHECK(dcl_data_type_size(type) == sizes[type] && dcl_data_type_name(type) != NULL);
     }
     CHECK(dcl_data_type_size(DCL_DATA_TYPE_FP8_E5M2) == 1);
-    static const int32_t no_types[] = {INT32_MIN, -1, 9, 10, 11, 12, 99, 101, INT32_MAX};
+    CHECK(dcl_data_type_size(DCL_DATA_TYPE_FLOAT64) == 8 && dcl_data_type_size(DCL_DATA_TYPE_UINT32) == 4);
+    CHECK(strcmp(dcl_data_type_name(DCL_DATA_TYPE_UINT64), "uint64") == 0);
+    static const int32_t no_types[] = {INT32_MIN, -1, 9, 10, 11, 12, 99, 104, INT32_MAX};
     for (size_t i = 0; i < LENGTH_OF(no_types); i++) {
         CHECK(dcl_data_type_name(no_types[i]) == NULL && dcl_data_type_size(no_types[i]) == 0);
         CHECK(no_types[i] == 9 || dcl_collective_operation_name(no_types[i]) == NULL);

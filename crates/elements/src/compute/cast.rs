@@ -106,6 +106,7 @@ unsafe fn load<'a>(from: DataType, source: *const u8, floats: &'a mut [f32], int
         DataType::Int8 => integer!(i8, i64::from),
         DataType::Uint8 => integer!(u8, i64::from),
         DataType::Bool => integer!(u8, |x| i64::from(x != 0)),
+        DataType::Float64 | DataType::Uint32 | DataType::Uint64 => unreachable!("no layer has {from}"),
     }
 }
 
@@ -159,6 +160,7 @@ unsafe fn store(wide: Wide<'_>, to: DataType, target: *mut u8, len: usize) {
         DataType::Int8 => integer!(i8),
         DataType::Uint8 => integer!(u8),
         DataType::Bool => integer!(u8, |x: f32| u8::from(x != 0.0), |x: i64| u8::from(x != 0)),
+        DataType::Float64 | DataType::Uint32 | DataType::Uint64 => unreachable!("no layer has {to}"),
     }
 }
 

@@ -34,6 +34,7 @@ pub unsafe fn element_wise(
         DataType::Int8 => integers::<i8>(operation, buffers),
         DataType::Uint8 => integers::<u8>(operation, buffers),
         DataType::Bool => bools(operation, buffers),
+        DataType::Float64 | DataType::Uint32 | DataType::Uint64 => unreachable!("no layer has {data_type}"),
     }
 }
 

@@ -37,5 +37,5 @@ macro_rules! typed {
 typed! {
     f32 => Float32, crate::element::f16 => Float16, crate::element::bf16 => Bfloat16,
     crate::element::F8E4M3 => Float8E4M3, crate::element::F8E5M2 => Float8E5M2,
-    i64 => Int64, i32 => Int32, i8 => Int8, u8 => Uint8, crate::element::Bool => Bool
+    f64 => Float64, u64 => Uint64, u32 => Uint32, i64 => Int64, i32 => Int32, i8 => Int8, u8 => Uint8, crate::element::Bool => Bool
 }

@@ -1,5 +1,7 @@
 //! Elements as values to compute with, and the arithmetic of these values.
 
+use std::ops::{Add, Div, Mul};
+
 use super::float::{Float, Lanes};
 use super::vector::{Instructions, LANES};
 use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
@@ -86,7 +88,10 @@ operands! {
     i32 as i32: keep, keep;
     i8 as i8: keep, keep;
     u8 as u8: keep, keep;
+    u32 as u32: keep, keep;
+    u64 as u64: keep, keep;
     Bool as u8: |x: Bool| u8::from(x.0 != 0), Bool;
+    f64 as f64: keep, |x: f64| if x.is_nan() { f64::from_bits(0x7ff8 << 48) } else { x };
 }
 
 /// Sums, products and differences wrap in the element's width.
@@ -135,10 +140,53 @@ macro_rules! integers {
 // from one, and the rounding moves it by less than 2^-22; so it truncates to the right integer.
 integers! {
     i64: |a: i64, ranks: usize| a / ranks as i64;
+    u64: |a: u64, ranks: usize| a / ranks as u64;
     i32: |a: i32, ranks: usize| (f64::from(a) / ranks as f64) as i32;
     i8: |a: i8, ranks: usize| (f64::from(a) / ranks as f64) as i8;
     u8: |a: u8, ranks: usize| (f64::from(a) / ranks as f64) as u8;
+    u32: |a: u32, ranks: usize| (f64::from(a) / ranks as f64) as u32;
 }
+
+/// The value in which floating-point elements are accumulated.
+pub(super) trait Real:
+    Copy + Default + PartialOrd + Add<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    fn of_count(count: usize) -> Self;
+    fn is_nan(self) -> bool;
+    /// Of two equal numbers, which have the same bits or are both zeros, the one that is below.
+    fn lower_of_equal(self, other: Self) -> Self;
+    /// As [`lower_of_equal`](Self::lower_of_equal), the one that is above.
+    fn upper_of_equal(self, other: Self) -> Self;
+}
+
+macro_rules! reals {
+    ($($type:ty),*) => { $(
+        impl Real for $type {
+            #[inline(always)]
+            fn of_count(count: usize) -> Self {
+                count as Self
+            }
+
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                <$type>::is_nan(self)
+            }
+
+            // The sign is a zero's only bit.
+            #[inline(always)]
+            fn lower_of_equal(self, other: Self) -> Self {
+                <$type>::from_bits(self.to_bits() | other.to_bits())
+            }
+
+            #[inline(always)]
+            fn upper_of_equal(self, other: Self) -> Self {
+                <$type>::from_bits(self.to_bits() & other.to_bits())
+            }
+        }
+    )* };
+}
+
+reals!(f32, f64);
 
 #[inline(always)]
 pub(super) fn keep<V>(value: V) -> V {
@@ -146,28 +194,27 @@ pub(super) fn keep<V>(value: V) -> V {
 }
 
 #[inline(always)]
-pub(super) fn add(a: f32, b: f32) -> f32 {
+pub(super) fn add<V: Real>(a: V, b: V) -> V {
     a + b
 }
 
 #[inline(always)]
-pub(super) fn multiply(a: f32, b: f32) -> f32 {
+pub(super) fn multiply<V: Real>(a: V, b: V) -> V {
     a * b
 }
 
-/// A NaN loses to a number, and -0 is below +0. Two numbers that are equal have the same bits, or
-/// are both zeros, of which the sign is the only bit.
+/// A NaN loses to a number, and -0 is below +0.
 #[inline(always)]
-pub(super) fn max(a: f32, b: f32) -> f32 {
+pub(super) fn max<V: Real>(a: V, b: V) -> V {
     let larger = if a >= b || b.is_nan() { a } else { b };
-    if a == b { f32::from_bits(a.to_bits() & b.to_bits()) } else { larger }
+    if a == b { a.upper_of_equal(b) } else { larger }
 }
 
 /// As [`max`].
 #[inline(always)]
-pub(super) fn min(a: f32, b: f32) -> f32 {
+pub(super) fn min<V: Real>(a: V, b: V) -> V {
     let smaller = if a <= b || b.is_nan() { a } else { b };
-    if a == b { f32::from_bits(a.to_bits() | b.to_bits()) } else { smaller }
+    if a == b { a.lower_of_equal(b) } else { smaller }
 }
 
 #[cfg(test)]
@@ -187,8 +234,12 @@ mod tests {
                 (true, _) => [b, b],
                 (false, true) => [a, a],
             };
-            for (got, expected) in [(max(a, b), larger), (min(a, b), smaller)] {
+            let [wide_a, wide_b] = [a, b].map(f64::from);
+            for (got, wide, expected) in
+                [(max(a, b), max(wide_a, wide_b), larger), (min(a, b), min(wide_a, wide_b), smaller)]
+            {
                 assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{a} and {b}: {got}");
+                assert!(wide.to_bits() == f64::from(expected).to_bits() || wide.is_nan() && expected.is_nan());
             }
         }
     }

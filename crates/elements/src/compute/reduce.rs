@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::float::{Float, Lanes};
 use super::float_env;
-use super::operand::{Integer, Operand, Source, add, keep, max, min, multiply};
+use super::operand::{Integer, Operand, Real, Source, add, keep, max, min, multiply};
 use super::vector::{self, Instructions, LANES, VectorKernel};
 use crate::data_type::DataType;
 use crate::element::{Bool, F8E4M3, F8E5M2, bf16, f16};
@@ -43,6 +43,9 @@ pub unsafe fn reduce(
         DataType::Int8 => reduce_integers::<i8>(reduce_op, buffers),
         DataType::Uint8 => reduce_integers::<u8>(reduce_op, buffers),
         DataType::Bool => reduce_bools(reduce_op, buffers),
+        DataType::Float64 => reduce_floats::<f64, f64>(reduce_op, buffers),
+        DataType::Uint32 => reduce_integers::<u32>(reduce_op, buffers),
+        DataType::Uint64 => reduce_integers::<u64>(reduce_op, buffers),
     }
 }
 
@@ -185,12 +188,12 @@ where
     }
 }
 
-/// Accumulates in float32, and rounds once to `T`.
-fn reduce_floats<S: Source<Value = f32>, T: Operand<Value = f32>>(
+/// Accumulates in float32 or float64, and rounds once to `T`.
+fn reduce_floats<S: Source<Value: Real>, T: Operand<Value = S::Value>>(
     reduce_op: ReduceOperation,
     buffers: ReduceBuffers<'_>,
 ) {
-    let ranks = buffers.sources.len() as f32;
+    let ranks = S::Value::of_count(buffers.sources.len());
     float_env::with_default(|| match reduce_op {
         ReduceOperation::Sum => run::<S, T>(buffers, add, keep),
         ReduceOperation::Avg => run::<S, T>(buffers, add, |sum| sum / ranks),
@@ -287,9 +290,9 @@ mod tests {
         }
     }
 
-    fn compare_floats<T: Operand<Value = f32>>(sources: [&[T]; 2]) {
+    fn compare_floats<T: Operand<Value: Real>>(sources: [&[T]; 2]) {
         compare(sources, add, keep);
-        compare(sources, add, |sum| sum / 2.0);
+        compare(sources, add, |sum| sum / T::Value::of_count(2));
         compare(sources, multiply, keep);
         compare(sources, max, keep);
         compare(sources, min, keep);
@@ -360,10 +363,20 @@ mod tests {
             _ => f32::from_bits(word as u32),
         };
         compare_floats([&a.iter().map(float).collect::<Vec<_>>(), &b.iter().map(float).collect::<Vec<_>>()]);
+        // The same for float64, whose exponent and sign are the highest 12 bits.
+        let float = |&word: &u64| match word % 16 {
+            0 => f64::from_bits(word & 0x800f_ffff_ffff_ffff),
+            1 => f64::from_bits(word | 0x7ff0_0000_0000_0000),
+            _ => f64::from_bits(word),
+        };
+        compare_floats([&a.iter().map(float).collect::<Vec<_>>(), &b.iter().map(float).collect::<Vec<_>>()]);
         let narrow = |words: &[u64]| words.iter().map(|&word| word as i32).collect::<Vec<_>>();
         let wide = |words: &[u64]| words.iter().map(|&word| word as i64).collect::<Vec<_>>();
         compare_integers([&narrow(&a), &narrow(&b)]);
         compare_integers([&wide(&a), &wide(&b)]);
+        compare_integers([&a, &b]);
+        let narrow = |words: &[u64]| words.iter().map(|&word| word as u32).collect::<Vec<_>>();
+        compare_integers([&narrow(&a), &narrow(&b)]);
     }
 
     /// Rounds with each set of instructions: to the type, and to it and back.
