@@ -228,19 +228,23 @@ impl Call {
         }
     }
 
+    /// `all_reduce(sum)`, `scatter from group rank 1`.
+    pub(crate) fn collective_name(&self) -> String {
+        let reduction = self.collective.reduce_op().map_or(String::new(), |reduce_op| format!("({reduce_op})"));
+        let root = match self.collective {
+            Collective::Broadcast { root } | Collective::Scatter { root } => format!(" from group rank {root}"),
+            Collective::Reduce { root, .. } | Collective::Gather { root } => format!(" to group rank {root}"),
+            _ => String::new(),
+        };
+        format!("{}{reduction}{root}", self.collective.operation())
+    }
+
     /// `all_reduce(sum) of 12 float32 in exact mode`, `scatter from 1 of 4 int8`.
     fn write_collective(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.collective.operation())?;
-        if let Some(reduce_op) = self.collective.reduce_op() {
-            write!(f, "({reduce_op})")?;
-        }
-        match self.collective {
-            Collective::Broadcast { root } | Collective::Scatter { root } => write!(f, " from group rank {root}")?,
-            Collective::Reduce { root, .. } | Collective::Gather { root } => write!(f, " to group rank {root}")?,
-            _ => {}
-        }
         let transfer_type = self.transfer_type();
-        write!(f, " of {} {transfer_type}", self.block_elements / transfer_type.carrier_count())?;
+        let most = if self.purpose == Purpose::UNEVEN { "at most " } else { "" };
+        let elements = self.block_elements / transfer_type.carrier_count();
+        write!(f, "{} of {most}{elements} {transfer_type}", self.collective_name())?;
         if let Some(wire_type) = self.wire_type {
             write!(f, " sent as {wire_type}")?;
         }
@@ -255,7 +259,7 @@ impl fmt::Display for Call {
     /// `all_reduce(sum) of 12 float32`, `split`, `broadcast_bytes (broadcast from 1 of 4 uint8)`:
     /// ranks that make the same call may give it different roots.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.purpose == Purpose::COLLECTIVE {
+        if matches!(self.purpose, Purpose::COLLECTIVE | Purpose::UNEVEN) {
             return self.write_collective(f);
         }
         self.purpose.write(f, self.block_elements)?;

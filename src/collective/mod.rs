@@ -9,6 +9,7 @@ mod groups;
 mod operation;
 mod purpose;
 mod rules;
+mod uneven;
 
 pub use call::InPlace;
 pub(crate) use call::{Call, Givers};
@@ -29,4 +30,5 @@ pub use distcollective_elements::wire_type::WireType;
 
 #[doc(inline)]
 pub use crate::rank::GroupRank;
-pub(crate) use rules::{check_buffers, check_list, check_type, overlap};
+pub(crate) use rules::{check_blocks, check_buffers, check_list, check_type, overlap};
+pub(crate) use uneven::BlockCounts;

@@ -30,7 +30,7 @@ pub(crate) enum PurposeKind {
 /// The names of all purposes. Each rank knows all of them, because a peer may make a call that this
 /// rank never makes. In the name of an announcement, `%` is the lowest byte of its number, and `#`
 /// the rest.
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 23] = [
     "collective",
     "barrier",
     "monitored_barrier",
@@ -52,6 +52,8 @@ const NAMES: [&str; 21] = [
     "refusal of a run",
     "request",
     "end of a request",
+    "a collective with counts",
+    "blocks of different lengths",
 ];
 
 /// The lowest bits of a number are the kind; the others are the place of the name.
@@ -61,6 +63,9 @@ const _: () = assert!(NAMES.len() <= 1 << (u8::BITS - KIND_BITS));
 impl Purpose {
     /// A collective of the user or of a layer.
     pub(crate) const COLLECTIVE: Self = Self::new("collective", PurposeKind::Counted);
+
+    /// A collective of the user's whose blocks differ in length. Ranks have exchanged the lengths.
+    pub(crate) const UNEVEN: Self = Self::new("blocks of different lengths", PurposeKind::Counted);
 
     /// The purpose with a name of the list. In a constant, another name does not compile.
     pub(crate) const fn new(name: &str, kind: PurposeKind) -> Self {

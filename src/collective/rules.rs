@@ -7,6 +7,7 @@ use crate::data_type::DataType;
 use crate::error::{Result, bail, error};
 use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
+use crate::util::text::count_of;
 
 /// The rule of types: every type with every operation and reduction, except the average of bool.
 /// Only float32 has transport types.
@@ -162,6 +163,58 @@ pub(crate) fn check_list(call: &Call, one: usize, blocks: impl Iterator<Item = u
     // Inputs may be the same tensor.
     if call.output().is_per_rank && ranges.windows(2).any(|pair| overlap(&pair[0], &pair[1])) {
         bail!(InvalidBuffer, "two tensors of the output list overlap");
+    }
+    Ok(())
+}
+
+/// Checks the blocks of a call with counts on this rank: how many there are, their alignment, and
+/// what overlaps. A side is its addresses, its counts and whether the rank uses it.
+pub(crate) fn check_blocks(
+    call: &Call,
+    rank: GroupRank,
+    rank_count: usize,
+    sides: [(&[usize], &[usize], bool); 2],
+) -> Result<()> {
+    let (transfer_type, align) = (call.transfer_type(), call.data_type.byte_len());
+    let mut ranges: [Vec<Range<usize>>; 2] = [Vec::new(), Vec::new()];
+    let of_sides = [("input", call.input()), ("output", call.output())];
+    for (((name, side), (addresses, counts, is_used)), ranges) in of_sides.into_iter().zip(sides).zip(&mut ranges) {
+        if !is_used {
+            continue;
+        }
+        let expected = side.blocks(rank_count);
+        if [addresses.len(), counts.len()] != [expected; 2] {
+            let (blocks, counts) = (count_of(addresses.len(), "block"), count_of(counts.len(), "count"));
+            bail!(InvalidBuffer, "the {name} has {blocks} and {counts}; with {rank_count} ranks it has {expected}");
+        }
+        let lens = counts.iter().map(|count| count.checked_mul(transfer_type.byte_len()));
+        let lens = lens.collect::<Option<Vec<usize>>>().filter(|lens| {
+            let sum = lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
+            sum.is_some_and(|sum| isize::try_from(sum).is_ok())
+        });
+        let Some(lens) = lens else { bail!(InvalidBuffer, "the {name} is longer than memory") };
+        for (address, len) in addresses.iter().zip(lens) {
+            if len > 0 && (*address == 0 || address % align != 0) {
+                bail!(InvalidBuffer, "a block of the {name} at {address:#x} is null or not aligned to {transfer_type}");
+            }
+            ranges.push(*address..address.saturating_add(len));
+        }
+    }
+    let [inputs, outputs] = &ranges;
+    let own = |ranges: &[Range<usize>]| ranges.get(if ranges.len() > 1 { rank.index() } else { 0 }).cloned();
+    // The rank's own block may be where it is on the other side.
+    let in_place = (call.input().is_per_rank != call.output().is_per_rank)
+        .then(|| own(inputs).filter(|input| own(outputs).as_ref() == Some(input)))
+        .flatten();
+    let mut written: Vec<&Range<usize>> = outputs.iter().filter(|range| !range.is_empty()).collect();
+    let clash = |input: &Range<usize>| written.iter().any(|output| overlap(input, output));
+    let is_apart = |input: &&Range<usize>| !input.is_empty() && in_place.as_ref() != Some(*input);
+    if inputs.iter().filter(is_apart).any(clash) {
+        bail!(InvalidBuffer, "a block of the input overlaps the output");
+    }
+    written.sort_by_key(|range| range.start);
+    if written.windows(2).any(|pair| overlap(pair[0], pair[1])) {
+        bail!(InvalidBuffer, "two blocks of the output overlap");
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use super::message::{Delivery, MessageRequest, OnEnd};
 use super::run_id::CountedRun;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{Call, Collective, Purpose, ReduceOperation, check_buffers};
+use crate::collective::{BlockCounts, Call, Collective, Purpose, ReduceOperation, check_buffers};
 use crate::cuda::{CudaStream, Graph};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -259,6 +259,24 @@ pub(crate) struct Control {
     pub(super) runs: AtomicU64,
 }
 
+/// Blocks of different lengths on one rank: where its own are, one for each rank or one for all, on
+/// the sides that it uses.
+#[derive(Clone, Copy)]
+pub(crate) struct Uneven<'a> {
+    pub(crate) counts: &'a BlockCounts,
+    pub(crate) input: &'a [Address],
+    pub(crate) output: &'a [Address],
+}
+
+impl Uneven<'_> {
+    /// The number of bytes of a rank's input.
+    pub(crate) fn input_bytes(&self, call: &Call, rank: GroupRank) -> usize {
+        let blocks = 0..self.input.len();
+        let elements: usize = blocks.map(|block| self.counts.input_len(&call.collective, rank, block)).sum();
+        elements * call.data_type.byte_len()
+    }
+}
+
 /// One rank's part in one collective.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
@@ -274,6 +292,9 @@ pub(crate) struct Request<'a> {
     /// each rank, all in one memory. That side's address is the first block's. The list is empty on
     /// a rank that does not use that side. Every rank makes the list form.
     pub(crate) blocks: Option<&'a [Address]>,
+    /// The blocks of a call whose [blocks differ in length](Purpose::UNEVEN). `block_elements` is
+    /// then the length of the longest, and `input`, `output` and `blocks` are not used.
+    pub(crate) uneven: Option<Uneven<'a>>,
     /// Memory that the call uses between its steps: on the GPU, as long as [`Backend::prepare`] has
     /// said. The call then allocates nothing. Whether a rank brings it is its own matter.
     pub(crate) scratch: Option<*mut [u8]>,
@@ -285,7 +306,8 @@ pub(crate) struct Request<'a> {
 impl<'a> Request<'a> {
     /// A call outside of runs, without a label, list, scratch memory and stream.
     pub(crate) fn new(call: Call, [input, output]: [Address; 2], deadline: Instant) -> Self {
-        Request { call, run: None, label: None, input, output, blocks: None, scratch: None, deadline, stream: None }
+        let (run, label, blocks, uneven, scratch, stream) = (None, None, None, None, None, None);
+        Request { call, run, label, input, output, blocks, uneven, scratch, deadline, stream }
     }
 
     /// A collective without elements: only the agreement of the ranks is left of it.

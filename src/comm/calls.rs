@@ -130,7 +130,7 @@ impl Communicator {
 
     /// Checks that the buffers that a call uses on this rank are in memory that the backend reaches
     /// from the stream.
-    fn check_spaces(&self, request: &Request<'_>, [input_bytes, output_bytes]: [usize; 2]) -> Result<()> {
+    pub(super) fn check_spaces(&self, request: &Request<'_>, [input_bytes, output_bytes]: [usize; 2]) -> Result<()> {
         let Request { input, output, stream, .. } = request;
         let own = self.space();
         match (stream.map(|stream| stream.device().ordinal()), own) {

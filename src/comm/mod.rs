@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use backend::Backend;
 pub use backend_kind::BackendKind;
 pub use builder::CommunicatorBuilder;
-pub use eager::{Message, Messages, Operands, RawCollective, RawMessage, RawOperands, Received, Source};
+pub use eager::{Message, Messages, Operands, RawBlocks, RawCollective, RawMessage, RawOperands, Received, Source};
 pub use message::MAX_TAG;
 pub use transfer_path::TransferPath;
 

@@ -37,5 +37,6 @@ mod requests;
 mod staging;
 mod tensor_dict;
 mod tolerance;
+mod uneven;
 mod values;
 mod wire_types;

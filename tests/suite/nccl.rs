@@ -32,6 +32,7 @@ use fake_gpu::{Variant, library_dir};
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
 use crate::eager;
 use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
+use crate::uneven;
 use crate::wire_types::{differences_of_layers_are_errors, make_long_calls};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
@@ -317,6 +318,9 @@ fn awaits_work_on_gpus(communicator: &Communicator, stream: &Stream) -> Result<(
     eager::bytes_arrive(communicator, 5000);
     eager::lists_match_on_host_tensors(communicator);
     gathers_lists_of_the_gpu(communicator, stream)?;
+    for stream in [&Stream::inline(), stream] {
+        uneven::forms_match(communicator, Place::Own, stream, 60);
+    }
     communicator.monitored_barrier(TIMEOUT)?;
     communicator.enqueue_barrier(stream)?.wait()?;
 

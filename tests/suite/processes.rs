@@ -18,6 +18,7 @@ use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
 use crate::eager;
 use crate::ranks::{DEADLINE, wait_all};
+use crate::uneven;
 
 const ROLE: &str = "DCL_TEST_ROLE";
 const JOB: &str = "DCL_TEST_JOB";
@@ -102,6 +103,9 @@ fn child() {
                     eager::asynchronous_forms_match_the_reference(&communicator, &DataType::ALL);
                     eager::lists_match(&communicator);
                     eager::bytes_arrive(&communicator, 50_000);
+                    for place in [Place::Own, Place::Symmetric] {
+                        uneven::forms_match(&communicator, place, &Stream::inline(), 100);
+                    }
                     communicator.monitored_barrier(DEADLINE).expect("every rank comes");
                 }
                 "sum until told" | "sum until told, soon" => sum_until_told(&communicator),

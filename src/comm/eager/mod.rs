@@ -9,8 +9,10 @@ mod bytes;
 mod list;
 mod messages;
 mod raw;
+mod uneven;
 
 pub use asynchronous::Operands;
 pub use batch::{Message, Messages, RawMessage};
 pub use messages::{Received, Source};
 pub use raw::{RawCollective, RawOperands};
+pub use uneven::RawBlocks;

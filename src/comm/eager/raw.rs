@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::uneven::UnevenBlocks;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::{Backend, Checked, Communicator, CountedRun, Request, RunCounter};
 use crate::cuda::CudaStream;
@@ -48,6 +49,8 @@ struct RawCall {
     sides: [Address; 2],
     blocks: Option<Vec<Address>>,
     deadline: Instant,
+    /// The blocks of a call with counts.
+    uneven: Option<UnevenBlocks>,
     /// The bound layer that makes the call, and its runs.
     layer: Option<(Arc<str>, Arc<RunCounter>)>,
 }
@@ -199,8 +202,14 @@ impl RawCollective {
             sides: [input, output],
             blocks: blocks.map(<[Address]>::to_vec),
             deadline,
+            uneven: None,
             layer,
         })))
+    }
+
+    /// The call with counts, on these blocks.
+    pub(super) fn with_blocks(self, uneven: UnevenBlocks) -> Self {
+        RawCollective(self.0.map(|raw| Box::new(RawCall { uneven: Some(uneven), ..*raw })))
     }
 }
 
@@ -221,6 +230,10 @@ impl Task for RawCollective {
             stream,
             ..Request::new(raw.call, raw.sides, raw.deadline)
         };
+        if let Some(uneven) = &raw.uneven {
+            // SAFETY: the promise of `enqueue_v`, or buffers that the caller has borrowed.
+            return unsafe { uneven.run(&raw.backend, &request) }.map_err(|error| raw.on_rank(error));
+        }
         let checked = Checked { backend: (!raw.is_alone).then_some(&*raw.backend), request: &request };
         // SAFETY: the promise of `enqueue`, or buffers that the work owns.
         unsafe { checked.run() }.map_err(|error| raw.on_rank(error))
@@ -230,7 +243,7 @@ impl Task for RawCollective {
         let Some(raw) = &self.0 else { return error };
         raw.on_rank(error).about(|| match (&raw.layer, raw.call.purpose) {
             (Some((subject, _)), _) => subject.to_string(),
-            (None, Purpose::COLLECTIVE) => raw.call.collective.operation().to_string(),
+            (None, Purpose::COLLECTIVE | Purpose::UNEVEN) => raw.call.collective.operation().to_string(),
             (None, purpose) => purpose.name().to_owned(),
         })
     }

@@ -7,10 +7,12 @@ use super::NcclBackend;
 use super::route::{Route, contributions, results};
 use super::sys::*;
 use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType, whole_packets};
+use crate::comm::backend::Uneven;
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::element::{bf16, f16};
 use crate::error::{Result, bail};
+use crate::memory::Address;
 use crate::rank::GroupRank;
 
 /// What NCCL moves or reduces: blocks of elements of one type.
@@ -428,7 +430,7 @@ impl Steps<'_> {
         raw: ncclComm_t,
     ) -> Result<ncclResult_t> {
         let Elements { data_type, byte_len, block } = elements;
-        let (this, stream) = (self.backend.rank, self.stream.as_ptr().cast());
+        let this = self.backend.rank;
         // What goes to a rank and comes from it: a block of the input, and one of the output.
         let geometry = collective.operation().geometry();
         let uses = |from, to| collective.reads_input(from) && collective.writes_output(to);
@@ -437,20 +439,86 @@ impl Steps<'_> {
             _ if is_per_rank => side.wrapping_byte_add(peer * block * byte_len),
             _ => side,
         };
+        let pair = |peer: usize| {
+            let rank = GroupRank(peer as u32);
+            let given = uses(this, rank).then(|| (block_of(input, geometry.input.is_per_rank, peer), block));
+            let taken = uses(rank, this).then(|| (block_of(output, geometry.output.is_per_rank, peer), block));
+            [given, taken]
+        };
         // SAFETY: the caller's promise; blocks are within the buffers.
+        unsafe { self.exchange_blocks(data_type, raw, pair) }
+    }
+
+    /// Sends and receives in one group: to each rank and from it what `pair` gives, as addresses
+    /// and lengths.
+    ///
+    /// # Safety
+    ///
+    /// As [`call`](Self::call), for each of these blocks.
+    unsafe fn exchange_blocks(
+        &self,
+        data_type: ncclDataType_t,
+        raw: ncclComm_t,
+        pair: impl Fn(usize) -> [Option<(*const std::ffi::c_void, usize)>; 2],
+    ) -> Result<ncclResult_t> {
+        let stream = self.stream.as_ptr().cast();
+        // SAFETY: the caller's promise.
         unsafe {
             in_group(0..self.rank_count(), |peer| {
-                let (number, rank) = (peer as i32, GroupRank(peer as u32));
+                let (number, [given, taken]) = (peer as i32, pair(peer));
                 let mut result = ncclSuccess;
-                if uses(this, rank) {
-                    let from = block_of(input, geometry.input.is_per_rank, peer);
-                    result = ncclSend(from, block, data_type, number, raw, stream);
+                if let Some((from, len)) = given {
+                    result = ncclSend(from, len, data_type, number, raw, stream);
                 }
-                if is_well(result) && uses(rank, this) {
-                    let to = block_of(output, geometry.output.is_per_rank, peer);
-                    result = ncclRecv(to.cast_mut(), block, data_type, number, raw, stream);
+                if let Some((to, len)) = taken.filter(|_| is_well(result)) {
+                    result = ncclRecv(to.cast_mut(), len, data_type, number, raw, stream);
                 }
                 Ok(result)
+            })
+        }
+    }
+
+    /// Enqueues a call on blocks of different lengths: sends and receives in one group, or for
+    /// reduce_scatter a reduce of each rank's block.
+    ///
+    /// # Safety
+    ///
+    /// As [`Steps`], for each block.
+    pub(super) unsafe fn issue_uneven(
+        &self,
+        mut scratch: impl FnMut(usize) -> Result<*mut u8>,
+        uneven: &Uneven<'_>,
+    ) -> Result<()> {
+        let Steps { backend, call, stream, deadline } = *self;
+        let this = backend.rank;
+        let block = |list: &[Address], peer: usize| list[if list.len() > 1 { peer } else { 0 }].pointer;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Collective::ReduceScatter { reduce_op } = call.collective {
+                for peer in (0..self.rank_count()).map(|peer| GroupRank(peer as u32)) {
+                    let collective = Collective::Reduce { reduce_op, root: peer };
+                    let call = Call { collective, block_elements: uneven.counts.len(this, peer), ..*call };
+                    let output = if peer == this { block(uneven.output, 0) } else { std::ptr::null_mut() };
+                    let sides = [block(uneven.input, peer.index()), output];
+                    Steps { call: &call, ..*self }.issue(&mut scratch, sides)?;
+                }
+                return Ok(());
+            }
+            let elements = Elements::of(call);
+            let pair = |peer: usize| {
+                let rank = GroupRank(peer as u32);
+                let [given, taken] = [uneven.counts.len(this, rank), uneven.counts.len(rank, this)];
+                let part = |list: &[Address], len: usize| {
+                    (len > 0).then(|| (block(list, peer).cast_const().cast::<std::ffi::c_void>(), len))
+                };
+                [part(uneven.input, given), part(uneven.output, taken)]
+            };
+            if self.rank_count() == 1 {
+                let [Some((from, len)), Some((to, _))] = pair(0) else { return Ok(()) };
+                return stream.copy(from.cast(), to.cast_mut().cast(), len * elements.byte_len);
+            }
+            backend.handle.call("ncclGroupEnd", deadline, &|| backend.domain.check(), |raw| {
+                self.exchange_blocks(elements.data_type, raw, pair)
             })
         }
     }

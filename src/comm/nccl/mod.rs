@@ -165,6 +165,9 @@ impl NcclBackend {
         let steps = Steps { backend: self, call: &call, stream, deadline: request.deadline };
         // SAFETY: the caller's promise.
         unsafe {
+            if let Some(uneven) = &request.uneven {
+                return steps.issue_uneven(|byte_len| state.scratch.take(byte_len, stream), uneven);
+            }
             match blocks {
                 Some(blocks) => steps.issue_list(sides, &blocks),
                 None => steps.issue(memory, sides),
@@ -180,6 +183,12 @@ impl NcclBackend {
     /// As [`Backend::run`].
     unsafe fn complete(&self, state: &mut RankState, request: &Request<'_>) -> Result<()> {
         let Request { call, blocks: list, deadline, .. } = *request;
+        if request.uneven.is_some() {
+            // Its blocks are on the GPU.
+            // SAFETY: the caller's promise.
+            unsafe { self.enqueue(state, request, &self.stream)? };
+            return self.stream.synchronize(deadline, &mut || self.check());
+        }
         let n = self.origins.len();
         let on_host = |side: Address, byte_len: usize, used: bool| {
             if used && side.space == MemorySpace::Host { byte_len } else { 0 }

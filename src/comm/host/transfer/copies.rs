@@ -89,10 +89,10 @@ impl RunningCall<'_> {
     /// `copy_of` finds the copy of a rank whose elements this one takes.
     fn take_inputs(&self, copy_of: impl Fn(GroupRank) -> *const u8) -> Result<()> {
         let call = self.request.call;
-        let (block, offset) = (call.block_bytes(), self.source_offset());
+        let block = call.block_bytes();
         let input_of = |peer| {
             let input = if self.reads_copy_of(peer) { copy_of(peer) } else { self.request.input.pointer };
-            input.wrapping_add(offset)
+            input.wrapping_add(self.source_offset(peer))
         };
         match call.collective.reduce_op() {
             _ if !call.writes_output(self.own.rank) || self.request.is_in_place_root(self.own.rank) => Ok(()),

@@ -37,7 +37,9 @@ impl RunningCall<'_> {
             }
             _ if !call.writes_output(rank) => {}
             Collective::Reduce { reduce_op, .. } | Collective::ReduceScatter { reduce_op } => {
-                self.reduce(reduce_op, self.source_offset(), self.output_at(0), call.block_bytes(), &[])?;
+                // The blocks for this rank are equally long in all inputs.
+                let byte_len = self.block_len(rank, rank) * call.data_type.byte_len();
+                self.reduce(reduce_op, self.source_offset(rank), self.output_for(rank), byte_len, &[])?;
             }
             _ => self.fetch_all()?,
         }
@@ -135,13 +137,14 @@ impl RunningCall<'_> {
 
     /// Copies the blocks that this rank takes into its output.
     fn fetch_all(&self) -> Result<()> {
-        let (offset, block) = (self.source_offset(), self.request.call.block_bytes());
+        let element = self.request.call.data_type.byte_len();
         // Each rank begins with its own block, so that the ranks read different memory at first.
         let n = self.own.segment.len();
         for peer in (0..n).map(|i| GroupRank(((self.own.rank.index() + i) % n) as u32)) {
             if self.takes_from(peer) {
-                let source = self.peer_bytes(peer, CallHeader::input, offset, block)?;
-                self.copy_in(source.address, self.output_for(peer), block)?;
+                let byte_len = self.block_len(peer, self.own.rank) * element;
+                let source = self.peer_bytes(peer, CallHeader::input, self.source_offset(peer), byte_len)?;
+                self.copy_in(source.address, self.output_for(peer), byte_len)?;
             }
         }
         Ok(())

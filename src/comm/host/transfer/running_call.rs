@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::collective::{Call, Collective, Givers, Purpose, Side};
-use crate::comm::backend::Request;
+use crate::comm::backend::{Request, Uneven};
 use crate::comm::host::memory::check_time;
 use crate::comm::host::own_rank::OwnRank;
 use crate::comm::host::protocol::call_progress::CallProgress;
@@ -64,8 +64,11 @@ impl<'a> RunningCall<'a> {
     pub(crate) fn new(own: &'a OwnRank, progress: &'a mut CallProgress, request: &'a Request<'a>) -> Self {
         let protocol = CallProtocol::new(&own.segment, own.rank, progress, request);
         let (call, n) = (&request.call, own.segment.len());
-        let input_bytes = call.input_bytes(n);
-        let path_of_copies = path_of_copies(call, input_bytes, n);
+        let input_bytes = match &request.uneven {
+            Some(uneven) => uneven.input_bytes(call, own.rank),
+            None => call.input_bytes(n),
+        };
+        let path_of_copies = path_of_copies(call, input_bytes, n).filter(|_| request.uneven.is_none());
         RunningCall { own, request, protocol, givers: call.givers_to(own.rank), input_bytes, path_of_copies }
     }
 
@@ -160,11 +163,47 @@ impl<'a> RunningCall<'a> {
 
     /// Where peers find this rank's input, if they read it in place.
     fn input_location(&self, input_bytes: usize) -> BufferLocation {
-        match (self.has_input_list() && input_bytes > 0, self.own.segment.spans_processes) {
-            (false, _) => self.own.locate(self.request.input.pointer, input_bytes, false),
-            (true, false) => BufferLocation::List(self.blocks().as_ptr().expose_provenance()),
+        let list = match &self.request.uneven {
+            Some(uneven) => uneven.input,
+            None if self.has_input_list() => self.blocks(),
+            None => &[],
+        };
+        let start = list.first().map_or(self.request.input.pointer, |block| block.pointer);
+        let is_one_buffer = list.len() < 2 || self.is_input_packed();
+        match (is_one_buffer || input_bytes == 0, self.own.segment.spans_processes) {
+            (true, _) => self.own.locate(start, input_bytes, false),
+            (false, false) => BufferLocation::List(list.as_ptr().expose_provenance()),
             // The blocks need not be in one block of symmetric memory.
-            (true, true) => BufferLocation::Unreachable,
+            (false, true) => BufferLocation::Unreachable,
+        }
+    }
+
+    /// Whether the blocks of this rank's input differ in length and lie one after the other.
+    fn is_input_packed(&self) -> bool {
+        let Some(Uneven { counts, input, .. }) = self.request.uneven else { return false };
+        let (rank, element) = (self.own.rank, self.request.call.data_type.byte_len());
+        let mut next = input[0].addr();
+        input.iter().zip(self.own.segment.ranks()).all(|(block, to)| {
+            let (start, len) = (next, counts.len(rank, to) * element);
+            next += len;
+            len == 0 || block.addr() == start
+        })
+    }
+
+    /// The number of elements that go from one rank to another.
+    pub(super) fn block_len(&self, from: GroupRank, to: GroupRank) -> usize {
+        match self.request.uneven {
+            Some(Uneven { counts, .. }) => counts.len(from, to),
+            None => self.request.call.block_elements,
+        }
+    }
+
+    /// The number of elements of a block of this rank's input.
+    pub(super) fn input_block_len(&self, index: usize) -> usize {
+        let call = &self.request.call;
+        match self.request.uneven {
+            Some(Uneven { counts, .. }) => counts.input_len(&call.collective, self.own.rank, index),
+            None => call.block_elements,
         }
     }
 
@@ -185,22 +224,32 @@ impl<'a> RunningCall<'a> {
     /// The address of a block of this rank's input.
     pub(super) fn input_block(&self, index: usize) -> *const u8 {
         let call = self.request.call;
+        if let Some(Uneven { input, .. }) = self.request.uneven {
+            return input[index].pointer;
+        }
         match self.has_input_list() {
             true => self.blocks()[index].pointer,
             false => self.request.input.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 
-    /// Where the block that this rank takes begins in the input of a rank that gives.
-    pub(super) fn source_offset(&self) -> usize {
-        let call = self.request.call;
-        if call.input().is_per_rank { self.own.rank.index() * call.block_bytes() } else { 0 }
+    /// Where the block that this rank takes begins in the input of a rank that gives, in bytes.
+    pub(super) fn source_offset(&self, giver: GroupRank) -> usize {
+        let (call, rank) = (self.request.call, self.own.rank);
+        match self.request.uneven {
+            _ if !call.input().is_per_rank => 0,
+            Some(Uneven { counts, .. }) => counts.offset(giver, rank) * call.data_type.byte_len(),
+            None => rank.index() * call.block_bytes(),
+        }
     }
 
     /// The address of the block of this rank's output that it takes from a peer.
     pub(super) fn output_for(&self, peer: GroupRank) -> *mut u8 {
         let call = self.request.call;
         let index = if call.output().is_per_rank { peer.index() } else { 0 };
+        if let Some(Uneven { output, .. }) = self.request.uneven {
+            return output[index].pointer;
+        }
         match self.has_list_of(call.output()) {
             true => self.blocks()[index].pointer,
             false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),

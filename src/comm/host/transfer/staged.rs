@@ -35,8 +35,15 @@ struct BlockPiece {
     round: u64,
     /// Where it begins in the block, in elements.
     start: usize,
-    /// Its length in elements.
-    len: usize,
+    /// Its length in elements, if the block is long enough.
+    most: usize,
+}
+
+impl BlockPiece {
+    /// The length of the piece in a block of this length.
+    fn len_in(self, block: usize) -> usize {
+        block.saturating_sub(self.start).min(self.most)
+    }
 }
 
 impl RunningCall<'_> {
@@ -56,7 +63,7 @@ impl RunningCall<'_> {
         let last = before + block.div_ceil(most) as u64;
         let piece_of = |round: u64| {
             let start = (round - before - 1) as usize * most;
-            BlockPiece { round, start, len: most.min(block - start) }
+            BlockPiece { round, start, most }
         };
         // A rank that reads its own stages does not write one again before it has read it.
         let most_ahead = match call.writes_output(rank) {
@@ -65,7 +72,7 @@ impl RunningCall<'_> {
         };
         let mut staged = if gives { before } else { last };
         for round in before + 1..=last {
-            self.protocol.before_moving(parts * piece_of(round).len * call.data_type.byte_len())?;
+            self.protocol.before_moving(parts * piece_of(round).len_in(block) * call.data_type.byte_len())?;
             // Peers may wait for the stage of this round, so this rank waits for room for it. It
             // gives later rounds as far as it has room.
             while staged < last
@@ -127,15 +134,16 @@ impl RunningCall<'_> {
     fn stage(&self, part: usize, block: usize, piece: BlockPiece) {
         let call = self.request.call;
         let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
+        let len = piece.len_in(self.input_block_len(block));
         self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
-            let target = stage.wrapping_add(part * piece.len * call.moved_type().byte_len());
+            let target = stage.wrapping_add(part * piece.most * call.moved_type().byte_len());
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
             // all parts, and no peer reads it before this rank publishes the round (invariants 7
             // and 8).
             unsafe {
                 match call.wire_type {
-                    None => compute::copy(source, target, piece.len * call.data_type.byte_len()),
-                    Some(wire_type) => compute::narrow(wire_type, source, target, piece.len),
+                    None => compute::copy(source, target, len * call.data_type.byte_len()),
+                    Some(wire_type) => compute::narrow(wire_type, source, target, len),
                 }
             }
         });
@@ -157,14 +165,15 @@ impl RunningCall<'_> {
             return block.wrapping_add(piece.start * call.data_type.byte_len());
         }
         let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
-        let offset = part * piece.len * call.moved_type().byte_len();
+        let offset = part * piece.most * call.moved_type().byte_len();
         self.own.segment.read_stage(giver, piece.round).wrapping_add(offset)
     }
 
     /// Copies the piece that `giver` gives to this rank into the output.
     fn take(&self, giver: GroupRank, piece: BlockPiece) {
         let element = self.request.call.data_type.byte_len();
-        let (source, byte_len) = (self.piece_from(giver, piece), piece.len * element);
+        let len = piece.len_in(self.block_len(giver, self.own.rank));
+        let (source, byte_len) = (self.piece_from(giver, piece), len * element);
         let target = self.output_for(giver).wrapping_add(piece.start * element);
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
@@ -181,12 +190,14 @@ impl RunningCall<'_> {
     /// Reduces the pieces that all ranks give to this one, in rank order, into the output.
     fn reduce_stages(&self, reduce_op: ReduceOperation, piece: BlockPiece) -> Result<()> {
         let element = self.request.call.data_type.byte_len();
-        let target = self.request.output.pointer.wrapping_add(piece.start * element);
+        let rank = self.own.rank;
+        let target = self.output_for(rank).wrapping_add(piece.start * element);
+        let byte_len = piece.len_in(self.block_len(rank, rank)) * element;
         self.with_addresses(
             |giver| Ok(self.piece_from(giver, piece)),
             |sources| {
                 // SAFETY: as in `take`, for every source. Stages do not overlap the output.
-                unsafe { self.reduce_elements(reduce_op, sources, Stored::AsWireType, target, piece.len * element) };
+                unsafe { self.reduce_elements(reduce_op, sources, Stored::AsWireType, target, byte_len) };
                 Ok(())
             },
         )
