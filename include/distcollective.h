@@ -1763,6 +1763,49 @@ dcl_status_t dcl_scatter_list(dcl_communicator_t *communicator, const void *cons
                               void *output, size_t count, dcl_data_type_t data_type, int32_t root,
                               dcl_stream_t *stream, dcl_work_t **work);
 
+/* The forms with counts, which MPI calls the v-forms, have a count of elements for each block in
+ * place of one count. They compute the same, and the rules above hold. Every rank of the
+ * communicator calls the form with counts. Counts are an array of nranks numbers, in rank order; on
+ * ranks that do not use that side it is not read and may be NULL. A count may be 0. The blocks of a
+ * buffer lie one after the other, in rank order. The library reads the array during the call only.
+ *
+ * If a rank gives another one a number of elements that this one does not take, every rank gets
+ * DCL_STATUS_DISAGREEMENT, which names both, before an element moves. In place, the side with one
+ * block is this rank's own block of the other side; all_to_all is never in place. There is no
+ * transport type. On GPUs the calls wait for the other ranks, so that they are not captured. */
+
+/* Sends input_counts[r] elements to rank r, and receives output_counts[r] from it.
+ * [collective, shared] */
+dcl_status_t dcl_all_to_all_v(dcl_communicator_t *communicator, const void *input,
+                              const size_t *input_counts, void *output, const size_t *output_counts,
+                              dcl_data_type_t data_type, dcl_stream_t *stream, dcl_work_t **work);
+
+/* Writes the `input_count` elements of every rank to every rank's output. Rank r has
+ * output_counts[r]. [collective, shared] */
+dcl_status_t dcl_all_gather_v(dcl_communicator_t *communicator, const void *input,
+                              size_t input_count, void *output, const size_t *output_counts,
+                              dcl_data_type_t data_type, dcl_stream_t *stream, dcl_work_t **work);
+
+/* Writes the `input_count` elements of every rank to the root's output. Rank r has
+ * output_counts[r]; the other ranks give no output. [collective, shared] */
+dcl_status_t dcl_gather_v(dcl_communicator_t *communicator, const void *input, size_t input_count,
+                          void *output, const size_t *output_counts, dcl_data_type_t data_type,
+                          int32_t root, dcl_stream_t *stream, dcl_work_t **work);
+
+/* Writes the input_counts[r] elements of the root's block r to the output of rank r; the other
+ * ranks give no input. [collective, shared] */
+dcl_status_t dcl_scatter_v(dcl_communicator_t *communicator, const void *input,
+                           const size_t *input_counts, void *output, size_t output_count,
+                           dcl_data_type_t data_type, int32_t root, dcl_stream_t *stream,
+                           dcl_work_t **work);
+
+/* Reduces the inputs of all ranks and writes block r of the result, which has input_counts[r]
+ * elements, to the output of rank r. [collective, shared] */
+dcl_status_t dcl_reduce_scatter_v(dcl_communicator_t *communicator, const void *input,
+                                  const size_t *input_counts, void *output, size_t output_count,
+                                  dcl_data_type_t data_type, dcl_reduce_operation_t reduce_op,
+                                  dcl_stream_t *stream, dcl_work_t **work);
+
 /* -------------------------------------------------------------------------------------------------
  * 3f. Bytes of unknown length
  *

@@ -808,6 +808,45 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
                                root, stream.get());
     }
 
+    // The forms with counts. Counts have one number for each rank. On ranks that do not use them
+    // they are empty.
+    Result<void> all_to_all_v(const void *input, const std::vector<std::size_t> &input_counts, void *output,
+                              const std::vector<std::size_t> &output_counts, DataType data_type,
+                              const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(input_counts.size()); !fits) return fits;
+        if (auto fits = check_list(output_counts.size()); !fits) return fits;
+        return detail::enqueue(work, dcl_all_to_all_v, get(), input, input_counts.data(), output,
+                               output_counts.data(), detail::number(data_type), stream.get());
+    }
+    Result<void> all_gather_v(const void *input, std::size_t input_count, void *output,
+                              const std::vector<std::size_t> &output_counts, DataType data_type,
+                              const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(output_counts.size()); !fits) return fits;
+        return detail::enqueue(work, dcl_all_gather_v, get(), input, input_count, output, output_counts.data(),
+                               detail::number(data_type), stream.get());
+    }
+    Result<void> gather_v(const void *input, std::size_t input_count, void *output,
+                          const std::vector<std::size_t> &output_counts, DataType data_type, std::int32_t root,
+                          const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(output_counts.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_gather_v, get(), input, input_count, output, output_counts.data(),
+                               detail::number(data_type), root, stream.get());
+    }
+    Result<void> scatter_v(const void *input, const std::vector<std::size_t> &input_counts, void *output,
+                           std::size_t output_count, DataType data_type, std::int32_t root,
+                           const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(input_counts.size(), root); !fits) return fits;
+        return detail::enqueue(work, dcl_scatter_v, get(), input, input_counts.data(), output, output_count,
+                               detail::number(data_type), root, stream.get());
+    }
+    Result<void> reduce_scatter_v(const void *input, const std::vector<std::size_t> &input_counts, void *output,
+                                  std::size_t output_count, DataType data_type, ReduceOperation reduce_op,
+                                  const Stream &stream = Stream(), Work *work = nullptr) const {
+        if (auto fits = check_list(input_counts.size()); !fits) return fits;
+        return detail::enqueue(work, dcl_reduce_scatter_v, get(), input, input_counts.data(), output, output_count,
+                               detail::number(data_type), detail::number(reduce_op), stream.get());
+    }
+
     // Bytes of unknown length.
     Result<Buffer> broadcast_bytes(const void *bytes, std::size_t byte_len, std::int32_t root) const {
         return detail::output<dcl_buffer_t *, Buffer>(dcl_broadcast_bytes, get(), bytes, byte_len, root);

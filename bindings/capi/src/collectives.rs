@@ -1,7 +1,7 @@
 //! The eager collectives: `dcl_all_reduce` to `dcl_scatter`.
 
 use dcl::collective::Collective;
-use dcl::comm::RawOperands;
+use dcl::comm::{RawBlocks, RawOperands};
 use dcl::{Rank, ReduceOperation};
 
 use super::arguments::{ConstVoidPointer, InPointer, OutPointer, VoidPointer, data_type, reduce_op, unsigned};
@@ -257,5 +257,157 @@ extern "C" fn dcl_scatter_list(
         let one = output.address().cast();
         let call = ListCall { communicator, one, list: inputs, count, data_type, stream, work };
         call.enqueue("inputs", Collective::Scatter { root: self::root(root)? }, |input| input.address().cast_mut())
+    })
+}
+
+/// One side of a call with counts: the first block, and the counts. They are read on the ranks that
+/// use the side.
+struct CountedSide {
+    name: &'static str,
+    address: *mut u8,
+    counts: Counts,
+}
+
+enum Counts {
+    /// Of one block.
+    One(usize),
+    /// Of a block for each rank.
+    Each(InPointer<usize>),
+}
+
+/// The other arguments of a call with counts.
+struct CountedCall {
+    communicator: Handle<CCommunicator>,
+    data_type: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+}
+
+impl CountedCall {
+    fn enqueue(self, collective: Collective<Rank>, sides: [CountedSide; 2]) -> Result<()> {
+        let CountedCall { communicator, data_type, stream, work } = self;
+        let (communicator, data_type) = (communicator.get()?, self::data_type(data_type)?);
+        let communicator = &communicator.communicator;
+        let is_root = collective.root().is_none_or(|root| root == communicator.rank());
+        let mut blocks = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
+        for ((addresses, counts), CountedSide { name, address, counts: given }) in blocks.iter_mut().zip(sides) {
+            *counts = match given {
+                Counts::One(count) => vec![count],
+                Counts::Each(list) => list.array(name, if is_root { communicator.world_size() } else { 0 })?,
+            };
+            let mut next = address;
+            for count in &*counts {
+                addresses.push(next);
+                next = next.wrapping_add(count.wrapping_mul(data_type.byte_len()));
+            }
+        }
+        let blocks = blocks.each_ref().map(|(addresses, counts)| RawBlocks { addresses, counts });
+        enqueue(stream, work, |stream| {
+            // SAFETY: the header requires memory that is long enough, and that the caller leaves
+            // alone until the work is done.
+            let work = unsafe { communicator.enqueue_v(collective, data_type, blocks, stream)? };
+            Ok(AnyWork::Collective(work))
+        })
+    }
+}
+
+/// The input of a call with counts.
+fn input(address: ConstVoidPointer, counts: Counts) -> CountedSide {
+    CountedSide { name: "input_counts", address: address.address().cast_mut(), counts }
+}
+
+/// The output of a call with counts.
+fn output(address: VoidPointer, counts: Counts) -> CountedSide {
+    CountedSide { name: "output_counts", address: address.address().cast(), counts }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_all_to_all_v(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    input_counts: InPointer<usize>,
+    output: VoidPointer,
+    output_counts: InPointer<usize>,
+    data_type: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let sides = [self::input(input, Counts::Each(input_counts)), self::output(output, Counts::Each(output_counts))];
+        CountedCall { communicator, data_type, stream, work }.enqueue(Collective::AllToAll, sides)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_all_gather_v(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    input_count: usize,
+    output: VoidPointer,
+    output_counts: InPointer<usize>,
+    data_type: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let sides = [self::input(input, Counts::One(input_count)), self::output(output, Counts::Each(output_counts))];
+        CountedCall { communicator, data_type, stream, work }.enqueue(Collective::AllGather, sides)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_gather_v(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    input_count: usize,
+    output: VoidPointer,
+    output_counts: InPointer<usize>,
+    data_type: i32,
+    root: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let sides = [self::input(input, Counts::One(input_count)), self::output(output, Counts::Each(output_counts))];
+        let collective = Collective::Gather { root: self::root(root)? };
+        CountedCall { communicator, data_type, stream, work }.enqueue(collective, sides)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_scatter_v(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    input_counts: InPointer<usize>,
+    output: VoidPointer,
+    output_count: usize,
+    data_type: i32,
+    root: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let sides = [self::input(input, Counts::Each(input_counts)), self::output(output, Counts::One(output_count))];
+        let collective = Collective::Scatter { root: self::root(root)? };
+        CountedCall { communicator, data_type, stream, work }.enqueue(collective, sides)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_reduce_scatter_v(
+    communicator: Handle<CCommunicator>,
+    input: ConstVoidPointer,
+    input_counts: InPointer<usize>,
+    output: VoidPointer,
+    output_count: usize,
+    data_type: i32,
+    reduce_op: i32,
+    stream: Handle<CStream>,
+    work: OutPointer<Handle<CWork>>,
+) -> Status {
+    call(|| {
+        let sides = [self::input(input, Counts::Each(input_counts)), self::output(output, Counts::One(output_count))];
+        let collective = Collective::ReduceScatter { reduce_op: reduction(reduce_op)? };
+        CountedCall { communicator, data_type, stream, work }.enqueue(collective, sides)
     })
 }

@@ -12,10 +12,12 @@ use crate::compiler::{Language, Under, folder, program, started_for, under_each_
 use crate::declared::{self, Function, Parameter};
 
 /// Parameters that are the length of an array or a buffer.
-const LENGTHS: [&str; 11] = [
+const LENGTHS: [&str; 13] = [
     "capacity",
     "byte_len",
     "count",
+    "input_count",
+    "output_count",
     "nb_ranks",
     "nb_inputs",
     "nb_creators",
@@ -27,7 +29,7 @@ const LENGTHS: [&str; 11] = [
 ];
 
 /// Pointers to several values, whatever their type.
-const ARRAYS: [&str; 18] = [
+const ARRAYS: [&str; 20] = [
     "groups",
     "communicators",
     "creators",
@@ -46,6 +48,8 @@ const ARRAYS: [&str; 18] = [
     "received",
     "list",
     "byte_lens",
+    "input_counts",
+    "output_counts",
 ];
 
 /// Pointers of the caller or another library. A test cannot make them.

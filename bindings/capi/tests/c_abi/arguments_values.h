@@ -167,6 +167,9 @@ static uint64_t good(const struct function *function, int i) {
         if (has(function->name, "_list") && (named(parameter, "inputs") || named(parameter, "outputs"))) {
             *(void **)(void *)area = memory[3];
         }
+        if (named(parameter, "input_counts") || named(parameter, "output_counts")) {
+            *(size_t *)(void *)area = 1;
+        }
         break;
     case HANDLES:
     case STRUCTURE:

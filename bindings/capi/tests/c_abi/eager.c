@@ -149,6 +149,63 @@ static void lists(dcl_communicator_t *communicator, int32_t rank, void *shared) 
     OK(dcl_communicator_barrier(communicator));
 }
 
+/* Rank r gives rank s r + 2 * s elements, each 100 * r + 10 * s + its place in the block. */
+static void counts(dcl_communicator_t *communicator, int32_t rank, void *shared) {
+    (void)shared;
+    double own[16], all[16], part[8];
+    size_t given[NB_RANKS], taken[NB_RANKS], own_count = (size_t)rank + 1, total = 0;
+    const size_t counts[NB_RANKS] = {1, 2, 3};
+    int32_t root = 1;
+    for (size_t s = 0; s < NB_RANKS; s++) {
+        given[s] = (size_t)rank + 2 * s;
+        taken[s] = s + 2 * (size_t)rank;
+        for (size_t i = 0; i < given[s]; i++) {
+            own[total++] = 100 * rank + 10 * (double)s + (double)i;
+        }
+    }
+    OK(dcl_all_to_all_v(communicator, own, given, all, taken, DCL_DATA_TYPE_FLOAT64, NULL, NULL));
+    total = 0;
+    for (size_t s = 0; s < NB_RANKS; s++) {
+        for (size_t i = 0; i < taken[s]; i++) {
+            CHECK(all[total++] == 100 * (double)s + 10 * rank + (double)i);
+        }
+    }
+    own[0] = own[1] = own[2] = rank;
+    OK(dcl_all_gather_v(communicator, own, own_count, all, counts, DCL_DATA_TYPE_FLOAT64, NULL, NULL));
+    CHECK(all[0] == 0 && all[1] == 1 && all[2] == 1 && all[3] == 2 && all[5] == 2);
+    all[3] = all[5] = -7;
+    OK(dcl_gather_v(communicator, own, own_count, rank == root ? all : NULL, rank == root ? counts : NULL,
+                    DCL_DATA_TYPE_FLOAT64, root, NULL, NULL));
+    CHECK(all[3] == (rank == root ? 2 : -7));
+    dcl_stream_t *stream;
+    dcl_work_t *work;
+    OK(dcl_communicator_get_stream(communicator, &stream));
+    OK(dcl_scatter_v(communicator, all, rank == root ? counts : NULL, part, own_count, DCL_DATA_TYPE_FLOAT64, root,
+                     stream, &work));
+    OK(dcl_work_wait(work));
+    OK(dcl_work_free(work));
+    OK(dcl_stream_free(stream));
+    CHECK(part[0] == rank && part[own_count - 1] == rank);
+    for (int i = 0; i < 6; i++) {
+        own[i] = 0.25 * i;
+    }
+    OK(dcl_reduce_scatter_v(communicator, own, counts, part, own_count, DCL_DATA_TYPE_FLOAT64, DCL_REDUCE_SUM, NULL,
+                            NULL));
+    CHECK(part[0] == (rank == 0 ? 0 : rank == 1 ? 0.75 : 2.25));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_gather_v(communicator, own, 1, all, NULL, DCL_DATA_TYPE_FLOAT64, NULL, NULL));
+    MESSAGE_HAS("output_counts");
+    given[0] = SIZE_MAX;
+    FAILS(DCL_STATUS_INVALID_BUFFER,
+          dcl_all_to_all_v(communicator, own, given, all, taken, DCL_DATA_TYPE_FLOAT64, NULL, NULL));
+    OK(dcl_communicator_barrier(communicator));
+    /* Rank 0 takes one element less from rank 2 than rank 2 gives. */
+    const size_t less[NB_RANKS] = {1, 2, 2};
+    FAILS(DCL_STATUS_DISAGREEMENT, dcl_all_gather_v(communicator, own, own_count, all, rank == 0 ? less : counts,
+                                                    DCL_DATA_TYPE_FLOAT64, NULL, NULL));
+    MESSAGE_HAS("rank 2 gives rank 0 3 float64, and rank 0 takes 2 from rank 2");
+}
+
 static void environment_of_one_rank(void) {
     dcl_environment_config_t config = DCL_ENVIRONMENT_CONFIG_INIT;
     config.rank = 0;
@@ -199,6 +256,7 @@ int main(void) {
     on_ranks(NB_RANKS, numbers_in_groups, NULL);
     on_ranks(NB_RANKS, bytes_of_unknown_length, NULL);
     on_ranks(NB_RANKS, lists, NULL);
+    on_ranks(NB_RANKS, counts, NULL);
     environment_of_one_rank();
     return 0;
 }

@@ -53,6 +53,21 @@ void run(dcl::Communicator communicator) {
     auto short_list = communicator.all_gather_list(x, {list[0]}, 1, type);
     CHECK(!short_list && short_list.error().status() == dcl::Status::kINVALID_ARGUMENT);
 
+    const std::vector<std::size_t> counts = {1, 2}, none;
+    const std::size_t own_count = counts[static_cast<std::size_t>(rank)];
+    float given[3] = {1, 2, 3}, blocks[4], block[2];
+    communicator.all_to_all_v(given, counts, blocks, {own_count, own_count}, type).value();
+    CHECK(blocks[0] == (rank == 0 ? 1.0f : 2.0f));
+    communicator.all_gather_v(given, own_count, blocks, counts, type).value();
+    CHECK(blocks[0] == 1 && blocks[1] == 1 && blocks[2] == 2);
+    communicator.gather_v(given, own_count, blocks, is_root ? counts : none, type, 1).value();
+    communicator.scatter_v(blocks, is_root ? counts : none, block, own_count, type, 1).value();
+    CHECK(block[0] == 1 && (rank == 0 || block[1] == 2));
+    communicator.reduce_scatter_v(given, counts, block, own_count, type, dcl::ReduceOperation::kSUM).value();
+    CHECK(block[0] == (rank == 0 ? 2 : 4));
+    auto short_counts = communicator.all_gather_v(given, 1, blocks, {1}, type);
+    CHECK(!short_counts && short_counts.error().status() == dcl::Status::kINVALID_ARGUMENT);
+
     CHECK(communicator.broadcast_bytes("abc", 3, 0).value().get_byte_len().value() == 3);
     const auto own_len = static_cast<std::size_t>(rank);
     const auto all = communicator.all_gather_bytes("x", own_len).value();
