@@ -3,6 +3,8 @@
 from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, final
 
+_Timeout = Union[timedelta, float]
+
 __all__ = [
     "Communicator",
     "Context",
@@ -24,7 +26,7 @@ __all__ = [
 class Work:
     """A call that goes on after it has returned."""
 
-    def wait(self, timeout: Optional[timedelta] = None) -> bool:
+    def wait(self, timeout: Optional[_Timeout] = None) -> bool:
         """Wait until the call has ended, and raise its error if it has one.
 
         A ``DeadlineError`` says that the timeout is over; zero is no limit. The call goes on then,
@@ -39,6 +41,9 @@ class Work:
 
     def exception(self) -> Optional[BaseException]:
         """The error of a call that has ended with one. Does not wait."""
+
+    def _source_rank(self) -> Optional[int]:
+        """The sender of a message that has been received, by its rank in the group."""
 
     def received(self) -> List[Optional[Tuple[int, int]]]:
         """The sender, by its rank in the group, and the number of elements, for each message that was
@@ -62,14 +67,14 @@ class Communicator:
 
     @property
     def timeout(self) -> timedelta: ...
-    def with_timeout(self, timeout: timedelta) -> Communicator: ...
+    def with_timeout(self, timeout: _Timeout) -> Communicator: ...
     def global_ranks(self) -> List[int]: ...
     def new_group(self, ranks: Sequence[int]) -> Optional[Communicator]: ...
     def abort(self, reason: str) -> None: ...
     def begin_request(self, id: int) -> None: ...
     def end_request(self, failure: Optional[str]) -> None: ...
     def barrier(self, async_op: bool = False) -> Optional[Work]: ...
-    def monitored_barrier(self, timeout: timedelta) -> None: ...
+    def monitored_barrier(self, timeout: _Timeout) -> None: ...
     def all_reduce(self, tensor: Any, op: int, async_op: bool = False) -> Optional[Work]: ...
     def broadcast(self, tensor: Any, root: int, async_op: bool = False) -> Optional[Work]: ...
     def reduce(self, tensor: Any, op: int, root: int, async_op: bool = False) -> Optional[Work]: ...
@@ -80,6 +85,11 @@ class Communicator:
         self, operation: str, tensor: Any, tensors: Optional[Sequence[Any]], root: int, async_op: bool = False
     ) -> Optional[Work]:
         """ "all_gather", "gather" or "scatter" with a tensor for each rank."""
+
+    def call_on_blocks(
+        self, operation: str, outputs: Sequence[Any], inputs: Sequence[Any], op: int, async_op: bool = False
+    ) -> Optional[Work]:
+        """ "all_to_all" or "reduce_scatter" of tensors with different lengths."""
 
     def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]], async_op: bool = True) -> Work:
         """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag.
@@ -92,6 +102,9 @@ class Communicator:
     ) -> List[Tuple[str, str, List[int], Union[bytearray, GpuBytes]]]:
         """Give every rank the tensors of ``src``: name, type, shape, bytes. None on ``src``."""
 
+    def all_gather_bytes(self, data: bytes) -> List[bytes]: ...
+    def gather_bytes(self, data: bytes, root: int) -> Optional[List[bytes]]: ...
+    def scatter_bytes(self, list: Optional[Sequence[bytes]], root: int) -> bytes: ...
     def broadcast_bytes(self, data: bytes, root: int) -> bytes: ...
 
 @final
@@ -113,10 +126,10 @@ class Environment:
     def seed(self) -> int: ...
     def destroy(self) -> None: ...
 
-def connect(job: str, rank: int, world_size: int, timeout: timedelta) -> Communicator:
+def connect(job: str, rank: int, world_size: int, timeout: _Timeout) -> Communicator:
     """The communicator of processes of one machine that give the same job."""
 
-def in_process(world_size: int, backend: str, timeout: Optional[timedelta] = None) -> List[Communicator]:
+def in_process(world_size: int, backend: str, timeout: Optional[_Timeout] = None) -> List[Communicator]:
     """The communicators of ranks that are threads of this process."""
 
 def initialize(options: Mapping[str, Any]) -> Environment:

@@ -35,8 +35,6 @@ if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]:
 _Torch = torch._C._distributed_c10d
 _profiler = torch.autograd.profiler
 _NAME = "distcollective"
-#: The tag of the messages of all_to_all. The program's tags are below.
-_ALL_TO_ALL_TAG = 2**15 - 1
 #: The types that the library reduces. Others are gathered, and torch reduces them.
 _REDUCED = {
     getattr(torch, name)
@@ -418,11 +416,28 @@ class ProcessGroup(dist.ProcessGroup):
     @_call
     def reduce_scatter(self, output_tensors, input_tensors, opts=_Torch.ReduceScatterOptions(), timeout=None, op=None):
         output_tensors, input_tensors = _lists(output_tensors, input_tensors)
+        communicator, n = self._live(opts, timeout), self.size()
+        opts = opts if op is None else op
         for output, blocks in _pairs(output_tensors, input_tensors):
-            if len(blocks) != self.size() or any(block.numel() != output.numel() for block in blocks):
-                raise ValueError("reduce_scatter: the list has a tensor for each rank, of the output's length")
-        inputs = [torch.stack([*map(_plain, blocks)]) for blocks in input_tensors]
-        return self._reduce_scatter(self._live(opts, timeout), output_tensors, inputs, opts if op is None else op)
+            if len(blocks) != n or blocks[self.rank()].numel() != output.numel():
+                raise ValueError(
+                    "reduce_scatter: the list has a tensor for each rank, and this rank's is as its output"
+                )
+        if all(len({block.numel() for block in blocks}) == 1 for blocks in input_tensors):
+            inputs = [torch.stack([*map(_plain, blocks)]) for blocks in input_tensors]
+            return self._reduce_scatter(communicator, output_tensors, inputs, opts)
+        works, acts, (async_op, op) = [], [], (_is_async(opts), _op_of(opts))
+        for output, blocks in _pairs([*map(_plain, output_tensors)], input_tensors):
+            blocks = [*map(_plain, blocks)]
+            blocks = [block.clone() for block in blocks] if _overlap(blocks, [output]) else blocks
+            if _is_reduced(op, output):
+                arguments = [output], blocks, ReduceOp[op], async_op
+                works.append(communicator.call_on_blocks("reduce_scatter", *arguments))
+            else:
+                taken = output.new_empty((n, output.numel()))
+                works.append(communicator.call_on_blocks("all_to_all", list(taken), blocks, 0, async_op))
+                acts.append(functools.partial(_reduce, op, taken, output))
+        return self._started(works, output_tensors, acts)
 
     @_call
     def _reduce_scatter_base(self, outputTensor, inputTensor, opts=_Torch.ReduceScatterOptions()):
@@ -493,33 +508,10 @@ class ProcessGroup(dist.ProcessGroup):
         return self._exchange(self._live(opts, timeout), *parts, output_tensors, opts)
 
     def _exchange(self, communicator, outputs, inputs, tensors, opts):
-        """A message from each rank to each, whose lengths may differ."""
-        rank = self.rank()
+        """A tensor from each rank to each, whose lengths may differ."""
         if _overlap(inputs, outputs):
             inputs = [each.clone() for each in inputs]
-        if outputs[rank].numel() != inputs[rank].numel():
-            lengths = f"{inputs[rank].numel()} elements, and receives {outputs[rank].numel()}"
-            raise ValueError(f"all_to_all: rank {rank} sends itself {lengths}")
-        outputs[rank].copy_(inputs[rank].reshape(outputs[rank].shape))
-        peers = [peer for peer in range(self.size()) if peer != rank]
-        sent = [(True, inputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
-        received = [(False, outputs[peer], peer, _ALL_TO_ALL_TAG) for peer in peers]
-        work = communicator.messages(sent + received, async_op=True)
-
-        def check():
-            for peer, found in zip(peers, work.received()[len(sent) :]):
-                if found[1] != outputs[peer].numel():
-                    text = (
-                        f"all_to_all: rank {peer} sends {found[1]} elements to rank {rank}, "
-                        f"which expects {outputs[peer].numel()}"
-                    )
-                    communicator.abort(text)
-                    raise Error(text)
-
-        started = _Work([work], tensors, [check])
-        if not _is_async(opts):
-            started.wait()
-        return self._kept(started)
+        return self._started([communicator.call_on_blocks("all_to_all", outputs, inputs, 0, _is_async(opts))], tensors)
 
     @_call
     def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):
@@ -553,8 +545,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._message(False, tensors, None, tag)
 
     def _message(self, is_send, tensors, peer, tag):
-        if not 0 <= tag < _ALL_TO_ALL_TAG:
-            raise ValueError(f"tag is {tag}; it is 0 to {_ALL_TO_ALL_TAG - 1}")
+        if not 0 <= tag < 2**15:
+            raise ValueError(f"tag is {tag}; it is 0 to {2**15 - 1}")
         (tensor,) = tensors
         # Messages have no order among calls.
         work = self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use distcollective::collective::Collective;
-use distcollective::comm::{BackendKind, RawCollective, RawMessage, RawOperands, Source, TransferType};
+use distcollective::comm::{BackendKind, RawBlocks, RawCollective, RawMessage, RawOperands, Source, TransferType};
 use distcollective::tensor::MemorySpace;
 use distcollective::{Error, Rank, ReduceOperation, Stream};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,6 +14,7 @@ use super::errors::call;
 use super::memory::{check_apart, check_distinct, streams_of};
 use super::tensor::{Access, Tensor};
 use super::tensor_dict::{self, Arrived, Entry, Options};
+use super::timeout::Timeout;
 use super::work::{Pending, Work};
 
 /// A rank of a set of ranks.
@@ -45,6 +46,8 @@ enum Addresses {
     Pair([*mut u8; 2]),
     /// A tensor, and one for each rank.
     List(*mut u8, Vec<*mut u8>),
+    /// The inputs, then the outputs, which may have different lengths.
+    Blocks(Vec<*mut u8>),
 }
 
 // SAFETY: the addresses are used while the tensors that they belong to are kept.
@@ -227,9 +230,18 @@ impl Communicator {
         for element in &list {
             let element = self.tensor(&collective, (list_name, element), list_access)?;
             check_same_type((one.0, &tensor), (list_name, &element))?;
-            check_len(list_name, &element, len, &format!("{} has {len}", one.0))?;
             tensors.push(element);
         }
+        // All ranks have such a list in all_gather, so that they choose the same form.
+        let is_even = tensors.windows(2).all(|pair| pair[0].element_count() == pair[1].element_count());
+        if collective == Collective::AllGather && !is_even {
+            let own = &tensors[self.communicator.rank().index()];
+            check_len(list_name, own, len, &format!("at this rank's place, because {} has {len}", one.0))?;
+            tensors.insert(0, tensor);
+            return self.with_blocks(one.1.py(), collective, tensors, 1, async_op);
+        }
+        let check = |element| check_len(list_name, element, len, &format!("{} has {len}", one.0));
+        tensors.iter().try_for_each(check)?;
         let data_type = tensor.transfer_type();
         let list = tensors.iter().map(Tensor::address).collect();
         let addresses = Addresses::List(tensor.address(), list);
@@ -239,6 +251,27 @@ impl Communicator {
         unsafe {
             self.start(one.1.py(), tensors, async_op, |stream| {
                 addresses.enqueue(&self.communicator, collective, data_type, len, stream)
+            })
+        }
+    }
+
+    /// A call on tensors of different lengths, of which the first `given` are the inputs.
+    fn with_blocks(
+        &self,
+        py: Python<'_>,
+        collective: Collective<Rank>,
+        tensors: Vec<Tensor>,
+        given: usize,
+        async_op: bool,
+    ) -> Started {
+        check_apart(&tensors)?;
+        let data_type = tensors[0].transfer_type();
+        let addresses = Addresses::Blocks(tensors.iter().map(Tensor::address).collect());
+        let counts: Vec<usize> = tensors.iter().map(Tensor::element_count).collect();
+        // SAFETY: the addresses are those of the tensors, which have so many elements.
+        unsafe {
+            self.start(py, tensors, async_op, |stream| {
+                addresses.enqueue_blocks(&self.communicator, collective, data_type, &counts, given, stream)
             })
         }
     }
@@ -292,9 +325,32 @@ impl Addresses {
         let operands = match *self {
             Addresses::Pair([input, output]) => RawOperands::Pair { input, output },
             Addresses::List(one, ref list) => RawOperands::List { one, list },
+            Addresses::Blocks(_) => unreachable!("blocks have counts"),
         };
         // SAFETY: the caller's promise.
         unsafe { communicator.enqueue(collective, data_type, block_elements, operands, stream) }
+    }
+
+    /// Makes a call on blocks, of which the first `given` are the inputs.
+    ///
+    /// # Safety
+    ///
+    /// As [`distcollective::Communicator::enqueue_v`].
+    unsafe fn enqueue_blocks(
+        &self,
+        communicator: &distcollective::Communicator,
+        collective: Collective<Rank>,
+        data_type: TransferType,
+        counts: &[usize],
+        given: usize,
+        stream: &Stream,
+    ) -> Result<distcollective::Work<RawCollective>, Error> {
+        let Addresses::Blocks(addresses) = self else { unreachable!("only blocks have counts") };
+        let side =
+            |range: std::ops::Range<usize>| RawBlocks { addresses: &addresses[range.clone()], counts: &counts[range] };
+        let sides = [side(0..given), side(given..addresses.len())];
+        // SAFETY: the caller's promise.
+        unsafe { communicator.enqueue_v(collective, data_type, sides, stream) }
     }
 }
 
@@ -353,8 +409,8 @@ impl Communicator {
         self.communicator.timeout()
     }
 
-    fn with_timeout(&self, timeout: Duration) -> Self {
-        Communicator::new(self.communicator.with_timeout(timeout))
+    fn with_timeout(&self, timeout: Timeout) -> Self {
+        Communicator::new(self.communicator.with_timeout(timeout.0))
     }
 
     fn global_ranks(&self) -> Vec<u32> {
@@ -384,8 +440,8 @@ impl Communicator {
         unsafe { self.start(py, Vec::new(), async_op, |stream| self.communicator.enqueue_barrier(stream)) }
     }
 
-    fn monitored_barrier(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
-        call(py, || self.communicator.monitored_barrier(timeout))
+    fn monitored_barrier(&self, py: Python<'_>, timeout: Timeout) -> PyResult<()> {
+        call(py, || self.communicator.monitored_barrier(timeout.0))
     }
 
     #[pyo3(signature = (tensor, op, async_op = false))]
@@ -444,6 +500,39 @@ impl Communicator {
         self.with_list(collective, ("tensor", tensor), (list_name, tensors), async_op)
     }
 
+    /// "all_to_all" or "reduce_scatter" between tensors that may have different lengths: one for
+    /// each rank, or a single one on the side with one block.
+    #[pyo3(signature = (operation, outputs, inputs, op, async_op = false))]
+    fn call_on_blocks(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        outputs: Vec<Bound<'_, PyAny>>,
+        inputs: Vec<Bound<'_, PyAny>>,
+        op: i32,
+        async_op: bool,
+    ) -> Started {
+        let collective = match operation {
+            "all_to_all" => Collective::AllToAll,
+            "reduce_scatter" => Collective::ReduceScatter { reduce_op: reduction(op)? },
+            _ => return Err(PyValueError::new_err(format!("{operation} has no blocks of different lengths"))),
+        };
+        let mut tensors: Vec<Tensor> = Vec::with_capacity(inputs.len() + outputs.len());
+        for (name, list, access) in [("an input", &inputs, Access::Read), ("an output", &outputs, Access::Write)] {
+            for object in list {
+                let tensor = self.tensor(&collective, (name, object), access)?;
+                if let Some(first) = tensors.first() {
+                    check_same_type(("the first input", first), (name, &tensor))?;
+                }
+                tensors.push(tensor);
+            }
+        }
+        if tensors.is_empty() {
+            return Err(PyValueError::new_err(format!("{operation} has no tensors")));
+        }
+        self.with_blocks(py, collective, tensors, inputs.len(), async_op)
+    }
+
     #[pyo3(signature = (messages, async_op = true))]
     fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>, async_op: bool) -> PyResult<Work> {
         let mut tensors = Vec::with_capacity(messages.len());
@@ -488,5 +577,25 @@ impl Communicator {
         let mut bytes = if self.rank() == root { data.to_vec() } else { Vec::new() };
         call(py, || self.communicator.broadcast_bytes(&mut bytes, root))?;
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    fn all_gather_bytes<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let all = call(py, || self.communicator.all_gather_bytes(data))?;
+        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    }
+
+    fn gather_bytes<'py>(&self, py: Python<'py>, data: &[u8], root: u32) -> PyResult<Option<Vec<Bound<'py, PyBytes>>>> {
+        let all = call(py, || self.communicator.gather_bytes(data, root))?;
+        Ok(all.map(|all| all.iter().map(|bytes| PyBytes::new(py, bytes)).collect()))
+    }
+
+    fn scatter_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        list: Option<Vec<Vec<u8>>>,
+        root: u32,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let own = call(py, || self.communicator.scatter_bytes(list.as_deref(), root))?;
+        Ok(PyBytes::new(py, &own))
     }
 }

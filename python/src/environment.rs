@@ -1,7 +1,6 @@
 //! The distributed environment of this process.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use distcollective::comm::{BackendKind, DEFAULT_TIMEOUT, timeout_or};
 use distcollective::environment::Launcher;
@@ -11,6 +10,7 @@ use pyo3::prelude::*;
 use super::communicator::Communicator;
 use super::errors::call;
 use super::interrupt;
+use super::timeout::Timeout;
 
 /// The distributed environment.
 #[pyclass(frozen, module = "distcollective._core")]
@@ -52,7 +52,7 @@ pub(super) struct Options {
     #[pyo3(default)]
     seed: Option<u64>,
     #[pyo3(default)]
-    timeout: Option<Duration>,
+    timeout: Option<Timeout>,
     #[pyo3(default)]
     verbose: bool,
 }
@@ -90,7 +90,7 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
         builder = builder.seed(seed);
     }
     if let Some(timeout) = timeout {
-        builder = builder.timeout(timeout);
+        builder = builder.timeout(timeout.0);
     }
     interrupt::install(py)?;
     let environment = call(py, || builder.initialize())?;
@@ -112,12 +112,12 @@ pub(super) fn in_process(
     py: Python<'_>,
     world_size: u32,
     backend: &str,
-    timeout: Option<Duration>,
+    timeout: Option<Timeout>,
 ) -> PyResult<Vec<Communicator>> {
     let backend = backend_kind(backend)?;
     interrupt::install(py)?;
     let communicators = call(py, || {
-        let timeout = timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), Ok)?;
+        let timeout = timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), |timeout| Ok(timeout.0))?;
         distcollective::Communicator::builder().backend(backend).timeout(timeout).in_process(world_size)
     })?;
     Ok(communicators.into_iter().map(Communicator::new).collect())
@@ -130,11 +130,11 @@ pub(super) fn connect(
     job: &str,
     rank: u32,
     world_size: u32,
-    timeout: Duration,
+    timeout: Timeout,
 ) -> PyResult<Communicator> {
     interrupt::install(py)?;
     let builder = distcollective::Communicator::builder().job(job).rank(rank).world_size(world_size);
-    call(py, || builder.timeout(timeout).connect()).map(Communicator::new)
+    call(py, || builder.timeout(timeout.0).connect()).map(Communicator::new)
 }
 
 #[pymethods]

@@ -15,6 +15,7 @@ mod onnxruntime;
 mod strided;
 mod tensor;
 mod tensor_dict;
+mod timeout;
 mod work;
 
 /// `RegisterCustomOps`, which ONNX Runtime calls.

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use super::errors::{self, exception};
 use super::interrupt;
 use super::tensor::Tensor;
+use super::timeout::Timeout;
 
 /// Work of the library.
 pub(super) enum Pending {
@@ -227,9 +228,9 @@ impl Work {
     /// Waits until the call has ended, and raises its error. A timeout of zero is no limit, as in
     /// torch.
     #[pyo3(signature = (timeout = None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<bool> {
         let deadline =
-            timeout.filter(|timeout| !timeout.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout));
+            timeout.filter(|timeout| !timeout.0.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout.0));
         self.wait_until(py, deadline).map(|()| true)
     }
 
@@ -247,6 +248,11 @@ impl Work {
     fn exception(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
         errors::check_raised()?;
         Ok(self.result(py)?.and_then(Result::err).map(|error| exception(py, &error)))
+    }
+
+    /// The sender's rank of the communicator, of a message that has been received.
+    fn _source_rank(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        Ok(self.received(py)?.into_iter().flatten().next().map(|(source, _)| source))
     }
 
     /// For each message that has been received, the sender's rank of the communicator, and how many

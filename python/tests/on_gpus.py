@@ -258,7 +258,11 @@ def refuses():
             (ValueError, "tensor: .*read-only", lambda: dist.all_reduce(GpuArray(np.ones(2), data=(8, True)))),
             (ValueError, "tensor: .*stream.* is 0", lambda: dist.all_reduce(GpuArray(np.ones(2, np.float32), 0))),
             (TypeError, "tensor: it has a mask", lambda: dist.all_reduce(GpuArray(np.ones(2, np.float32), mask=x))),
-            (TypeError, "tensor: complex64 is not reduced", lambda: dist.all_reduce(GpuArray(np.ones(2, np.complex64)))),
+            (
+                TypeError,
+                "tensor: complex64 is not reduced",
+                lambda: dist.all_reduce(GpuArray(np.ones(2, np.complex64))),
+            ),
             (
                 ValueError,
                 "on two CUDA streams",

@@ -57,8 +57,10 @@ impl Launch {
 /// What is wrong with the library's own variables, apart from what a launcher's problem says.
 fn mistakes() -> Vec<String> {
     let mut mistakes = environment::variable_mistakes();
-    let is_known =
-        |name: &str| [JOBS, RESTART_COUNT].contains(&name) || environment::variable_names().any(|known| known == name);
+    let is_known = |name: &str| {
+        [JOBS, RESTART_COUNT, "DCL_ALLOW_PICKLE"].contains(&name)
+            || environment::variable_names().any(|known| known == name)
+    };
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = names.filter(|name| name.starts_with("DCL_") && !is_known(name)).collect();
     unknown.sort();

@@ -1,12 +1,11 @@
 """Calls that all ranks of a group make together."""
 
 import enum
-from datetime import timedelta
 from typing import Any, List, Optional, Sequence
 
 from .._core import Work
 from ..errors import ArgumentError
-from ._groups import Group, ProcessGroup, member
+from ._groups import Group, ProcessGroup, Timeout, member
 
 
 class ReduceOp(enum.IntEnum):
@@ -96,7 +95,7 @@ def reduce(
     return found._live().reduce(tensor, _number_of(op), found._peer("dst", dst, group_dst), async_op)
 
 
-def _list_of_root(
+def list_of_root(
     name: str, tensors: Optional[Sequence[Any]], root_name: str, root: int, group: ProcessGroup
 ) -> Optional[List[Any]]:
     """The list that the root alone gives."""
@@ -129,7 +128,7 @@ def scatter(
     if found is None:
         return None
     root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
-    tensors = _list_of_root("scatter_list", scatter_list, "src", root, found)
+    tensors = list_of_root("scatter_list", scatter_list, "src", root, found)
     return found._live().call_on_list("scatter", tensor, tensors, root, async_op)
 
 
@@ -154,12 +153,12 @@ def gather(
     if found is None:
         return None
     root = found._peer("dst", 0 if dst is None and group_dst is None else dst, group_dst)
-    tensors = _list_of_root("gather_list", gather_list, "dst", root, found)
+    tensors = list_of_root("gather_list", gather_list, "dst", root, found)
     return found._live().call_on_list("gather", tensor, tensors, root, async_op)
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: Group = None, async_op: bool = False) -> Optional[Work]:
-    """Give every rank the tensor of each rank, in its list.
+    """Give every rank the tensor of each rank, in its list. They may have different lengths.
 
     >>> def body():
     ...     got = [np.zeros(1, np.int32), np.zeros(1, np.int32)]
@@ -208,13 +207,62 @@ def reduce_scatter_tensor(
     return None if found is None else found._live().reduce_scatter(output, input, _number_of(op), async_op)
 
 
-def _check_split(name: str, tensor: Any, sizes: List[int], group: ProcessGroup) -> None:
-    """Check that the sizes divide dimension 0 of the tensor into equal parts."""
-    if len(sizes) != group.size() or len(set(sizes)) != 1:
-        raise ArgumentError(f"{name}_split_sizes is {sizes}; it has one size for each rank, and all are equal")
+def reduce_scatter(
+    output: Any, input_list: Sequence[Any], op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Reduce the lists of all ranks, and give each rank its tensor of the result.
+
+    The tensors of a list may have different lengths.
+
+    >>> def body():
+    ...     got = np.zeros(dist.get_rank() + 1)
+    ...     dist.reduce_scatter(got, [np.ones(1), np.ones(2)])
+    ...     return got.tolist()
+    >>> dist.run_threads(2, body)
+    [[2.0], [2.0, 2.0]]
+    """
+    found = member(group, "reduce_scatter")
+    if found is None:
+        return None
+    return found._live().call_on_blocks("reduce_scatter", [output], list(input_list), _number_of(op), async_op)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any], input_tensor_list: Sequence[Any], group: Group = None, async_op: bool = False
+) -> Optional[Work]:
+    """Send each rank its tensor of the list. What comes from each rank is put into the other list.
+
+    The tensors may have different lengths.
+
+    >>> def body():
+    ...     got = [np.zeros(1), np.zeros(1)]
+    ...     dist.all_to_all(got, [np.array([10.0 * dist.get_rank() + other]) for other in range(2)])
+    ...     return [x.tolist() for x in got]
+    >>> dist.run_threads(2, body)
+    [[[0.0], [10.0]], [[1.0], [11.0]]]
+    """
+    found = member(group, "all_to_all")
+    if found is None:
+        return None
+    outputs, inputs = list(output_tensor_list), list(input_tensor_list)
+    return found._live().call_on_blocks("all_to_all", outputs, inputs, 0, async_op)
+
+
+def _split(name: str, tensor: Any, sizes: Optional[Sequence[int]], n: int) -> List[Any]:
+    """The parts of a tensor along dimension 0, of these lengths, or of one length."""
     shape = tuple(getattr(tensor, "shape", ()))
-    if shape and sum(sizes) != shape[0]:
-        raise ArgumentError(f"{name}_split_sizes is {sizes}; their sum is the length of dimension 0, {shape[0]}")
+    if not shape or not hasattr(tensor, "__getitem__"):
+        raise TypeError(
+            f"{name}: a tensor with split sizes is an array of numpy or a tensor of torch, and has dimensions"
+        )
+    lengths = list(sizes) if sizes else [shape[0] // n] * n
+    if len(lengths) != n or min(lengths) < 0 or sum(lengths) != shape[0]:
+        raise ArgumentError(
+            f"{name}_split_sizes is {lengths}; it has a size for each of {n} ranks, and their sum is the length of "
+            f"dimension 0, {shape[0]}"
+        )
+    ends = [sum(lengths[: number + 1]) for number in range(n)]
+    return [tensor[end - length : end] for end, length in zip(ends, lengths)]
 
 
 def all_to_all_single(
@@ -225,9 +273,10 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> Optional[Work]:
-    """Divide the input into one part for each rank, and send it there. Parts are equally long.
+    """Divide the input into one part for each rank, and send it there.
 
-    The parts are along dimension 0, whose length is a multiple of the number of ranks.
+    The parts are along dimension 0, and equally long unless split sizes are given. If one rank
+    gives split sizes, all do.
 
     >>> def body():
     ...     got = np.zeros(2, np.int32)
@@ -239,20 +288,18 @@ def all_to_all_single(
     found = member(group, "all_to_all_single")
     if found is None:
         return None
-    for name, tensor, sizes in [
-        ("output", output, output_split_sizes),
-        ("input", input, input_split_sizes),
-    ]:
-        if sizes:
-            _check_split(name, tensor, list(sizes), found)
-    return found._live().all_to_all(output, input, async_op)
+    if not output_split_sizes and not input_split_sizes:
+        return found._live().all_to_all(output, input, async_op)
+    outputs = _split("output", output, output_split_sizes, found.size())
+    inputs = _split("input", input, input_split_sizes, found.size())
+    return found._live().call_on_blocks("all_to_all", outputs, inputs, 0, async_op)
 
 
 def barrier(
     group: Group = None,
     async_op: bool = False,
     device_ids: Optional[List[int]] = None,
-    timeout: Optional[timedelta] = None,
+    timeout: Timeout = None,
 ) -> Optional[Work]:
     """Wait until every rank of the group has come.
 
@@ -276,7 +323,7 @@ def barrier(
     return (communicator if timeout is None else communicator.with_timeout(timeout)).barrier(async_op)
 
 
-def monitored_barrier(group: Group = None, timeout: Optional[timedelta] = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
     """Wait until every rank of the group has come. The error names all that have not.
 
     ``wait_all_ranks`` is read as True, whatever it is.

@@ -1,18 +1,22 @@
 """The process group of all ranks, and groups of some of them."""
 
 import atexit
+import enum
+import os
 import sys
 import threading
 import warnings
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 from urllib.parse import urlsplit
 
 from .. import _core
 from ..errors import ArgumentError, Error, text_of
 
 _BACKENDS = ("gloo", "host", "nccl")
+#: A time, or a number of seconds; None for what holds unless it is given.
+Timeout = Union[timedelta, float, None]
 #: How the names of this package's modules begin.
 _PACKAGE = __name__.partition(".")[0] + "."
 
@@ -137,13 +141,14 @@ class _World:
         self.environment: Optional[_core.Environment] = None
         self.group = group
         self.subgroups: List[ProcessGroup] = []
+        self.allow_pickle = False
 
     def leave(self) -> None:
         """Drop this rank's handles, by which the other ranks learn that it has left."""
         for process_group in [self.group, *self.subgroups]:
             if process_group is not None:
                 process_group._drop()
-        self.environment, self.group, self.subgroups = None, None, []
+        self.environment, self.group, self.subgroups, self.allow_pickle = None, None, [], False
 
 
 _process = _World()
@@ -270,13 +275,14 @@ def check_none(name: str, value: Any, why: str) -> None:
 def init_process_group(
     backend: Optional[str] = None,
     init_method: Optional[str] = None,
-    timeout: Optional[timedelta] = None,
+    timeout: Timeout = None,
     world_size: int = -1,
     rank: int = -1,
     store: Optional[object] = None,
     group_name: str = "",
     pg_options: Optional[object] = None,
     device_id: Optional[object] = None,
+    allow_pickle: bool = False,
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
@@ -286,8 +292,9 @@ def init_process_group(
     ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
     call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
-    ``device_id`` is another GPU for "nccl": its number, or a torch.device. ``store``,
-    ``group_name`` and ``pg_options`` keep their defaults.
+    ``device_id`` is another GPU for "nccl": its number, or a torch.device. ``allow_pickle`` allows
+    the calls on objects, which unpickle what peers send. ``store``, ``group_name`` and
+    ``pg_options`` keep their defaults.
     """
     options: Dict[str, Any] = {"timeout": timeout, "backend": known_backend(backend)}
     check_none("store", store, "ranks find each other by init_method, without a store of torch")
@@ -306,6 +313,12 @@ def init_process_group(
     elif url.scheme != "env":
         raise ArgumentError(f"init_method is {init_method!r}; this package has 'env://' and 'tcp://HOST:PORT'")
     begin(options)
+    _process.allow_pickle = allow_pickle
+
+
+def allows_pickle() -> bool:
+    """Whether the program has allowed calls on objects."""
+    return _own().allow_pickle
 
 
 def _gpu_of(device_id: object, backend: str) -> int:
@@ -341,7 +354,7 @@ def destroy_process_group(group: Group = None) -> None:
 
 def new_group(
     ranks: Optional[Sequence[int]] = None,
-    timeout: Optional[timedelta] = None,
+    timeout: Timeout = None,
     backend: Optional[str] = None,
     pg_options: Optional[object] = None,
     use_local_synchronization: bool = False,
@@ -381,6 +394,80 @@ def new_group(
     process_group = ProcessGroup(made if timeout is None else made.with_timeout(timeout))
     _own().subgroups.append(process_group)
     return process_group
+
+
+def new_subgroups(
+    group_size: Optional[int] = None,
+    group: Group = None,
+    timeout: Timeout = None,
+    backend: Optional[str] = None,
+    pg_options: Optional[object] = None,
+    group_desc: Optional[str] = None,
+) -> Tuple[Union[ProcessGroup, _NonGroupMember], List[Union[ProcessGroup, _NonGroupMember]]]:
+    """Divide all ranks into groups of ``group_size`` ranks that follow each other.
+
+    Gives the group that this rank is in, and all groups.
+
+    >>> def body():
+    ...     own, every = dist.new_subgroups(2)
+    ...     return dist.get_process_group_ranks(own), len(every)
+    >>> dist.run_threads(4, body)
+    [([0, 1], 2), ([0, 1], 2), ([2, 3], 2), ([2, 3], 2)]
+    """
+    if group is not None and group is not world():
+        raise ArgumentError("group is another one than that of all ranks; leave it None")
+    size = world().size()
+    if group_size is None or not 0 < group_size <= size or size % group_size:
+        raise ArgumentError(f"group_size is {group_size}; it divides the number of ranks, {size}")
+    ranks = [list(range(first, first + group_size)) for first in range(0, size, group_size)]
+    return new_subgroups_by_enumeration(ranks, timeout, backend, pg_options, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: Optional[str] = None,
+    pg_options: Optional[object] = None,
+    group_desc: Optional[str] = None,
+) -> Tuple[Union[ProcessGroup, _NonGroupMember], List[Union[ProcessGroup, _NonGroupMember]]]:
+    """Make a group of each of the lists of ranks, of which no two have a rank in common.
+
+    Gives the group that this rank is in, and all groups.
+    """
+    every = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
+    if not every or len(set(every)) != len(every):
+        raise ArgumentError(f"ranks_per_subgroup_list is {ranks_per_subgroup_list}; a rank is in one list at most")
+    groups = [
+        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in ranks_per_subgroup_list
+    ]
+    own = [group for group in groups if isinstance(group, ProcessGroup)]
+    return own[0] if own else GroupMember.NON_GROUP_MEMBER, groups
+
+
+class Backend(str):
+    """The name of a backend: ``Backend("GLOO")`` is "gloo"."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+    def __new__(cls, name: str) -> "Backend":
+        return super().__new__(cls, known_backend(name))
+
+
+class DebugLevel(enum.IntEnum):
+    """What torch reads from ``TORCH_DISTRIBUTED_DEBUG``. This package checks calls at every level."""
+
+    OFF = 0
+    INFO = 1
+    DETAIL = 2
+
+
+def get_debug_level() -> DebugLevel:
+    """The level that ``TORCH_DISTRIBUTED_DEBUG`` names; OFF unless it is set."""
+    name = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper()
+    if name not in DebugLevel.__members__:
+        raise ArgumentError(f"TORCH_DISTRIBUTED_DEBUG is {name!r}; it is OFF, INFO or DETAIL")
+    return DebugLevel[name]
 
 
 def get_rank(group: Group = None) -> int:

@@ -1,12 +1,11 @@
 """Ranks that are threads of one process."""
 
 import threading
-from datetime import timedelta
 from typing import Callable, List, Optional, Tuple, TypeVar
 
 from .. import _core
 from ..errors import ArgumentError, Error
-from ._groups import ProcessGroup, known_backend, thread_is_rank, without_gpus
+from ._groups import ProcessGroup, Timeout, known_backend, thread_is_rank, without_gpus
 
 Result = TypeVar("Result")
 
@@ -18,7 +17,7 @@ def run_threads(
     world_size: int,
     function: Callable[[], Result],
     backend: Optional[str] = None,
-    timeout: Optional[timedelta] = None,
+    timeout: Timeout = None,
 ) -> List[Result]:
     """Run a function on ranks that are threads of this process. Give what each has returned.
 

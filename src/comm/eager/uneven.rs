@@ -34,6 +34,9 @@ pub struct RawBlocks<'a> {
     pub counts: &'a [usize],
 }
 
+/// A buffer whose blocks lie one after the other, and their counts if it has more than one.
+type Packed<'a> = Option<(RawTensor, Option<&'a [usize]>)>;
+
 /// The blocks of a call, which have been checked.
 #[derive(Debug)]
 pub(super) struct UnevenBlocks {
@@ -189,13 +192,8 @@ impl Communicator {
         Ok(self.submit(task.map_err(|error| self.label(&collective, error))?, stream))
     }
 
-    /// Makes the call on this thread, on buffers that the caller borrows meanwhile. A side without
-    /// counts has one block.
-    fn complete_uneven(
-        &self,
-        collective: Collective<Rank>,
-        sides: [Option<(RawTensor, Option<&[usize]>)>; 2],
-    ) -> Result<()> {
+    /// Makes the call on this thread, on buffers that the caller borrows meanwhile.
+    fn complete_uneven(&self, collective: Collective<Rank>, sides: [Packed<'_>; 2]) -> Result<()> {
         let (stream, mut data_type) = (Stream::inline(), None);
         let mut task = || {
             let (mut addresses, mut counts) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
