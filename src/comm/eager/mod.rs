@@ -10,6 +10,7 @@ mod list;
 mod messages;
 mod raw;
 mod uneven;
+mod uneven_blocks;
 
 pub use asynchronous::Operands;
 pub use batch::{Message, Messages, RawMessage};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::uneven::UnevenBlocks;
+use super::uneven_blocks::UnevenBlocks;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::{Backend, Checked, Communicator, CountedRun, Request, RunCounter};
 use crate::cuda::CudaStream;

@@ -1,28 +1,18 @@
 //! Collectives with a length for each block: MPI's `Alltoallv`, `Allgatherv`, `Gatherv`, `Scatterv`
 //! and `Reduce_scatter`.
-//!
-//! The ranks first exchange all lengths, so that every rank has the same error before an element
-//! moves if two of them differ. Then each rank knows where its blocks are in its peers' buffers.
-
-use std::sync::Arc;
 
 use super::raw::RawCollective;
-use crate::collective::{
-    BlockCounts, Call, Collective, Purpose, PurposeKind, ReduceOperation, check_blocks, check_type,
-};
-use crate::comm::backend::{Backend, Checked, Uneven};
-use crate::comm::signature::Signature;
+use super::uneven_blocks::UnevenBlocks;
+use crate::collective::{Call, Collective, Purpose, ReduceOperation, check_blocks, check_type};
+use crate::comm::backend::Checked;
 use crate::comm::{Communicator, Request};
-use crate::cuda::CudaStream;
 use crate::data_type::DataType;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, Result, bail};
 use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::stream::{Stream, Work};
 use crate::util::text::count_of;
-
-const COUNTS: Purpose = Purpose::new("a collective with counts", PurposeKind::Part);
 
 /// One side of a call with counts: where its blocks are, and how many elements each has. There is a
 /// block for each rank, or one. A rank that does not use the side gives none.
@@ -36,13 +26,6 @@ pub struct RawBlocks<'a> {
 
 /// A buffer whose blocks lie one after the other, and their counts if it has more than one.
 type Packed<'a> = Option<(RawTensor, Option<&'a [usize]>)>;
-
-/// The blocks of a call, which have been checked.
-#[derive(Debug)]
-pub(super) struct UnevenBlocks {
-    addresses: [Vec<Address>; 2],
-    counts: [Vec<usize>; 2],
-}
 
 /// # Blocks of different lengths
 ///
@@ -176,9 +159,9 @@ impl Communicator {
     ///
     /// - `InvalidArgument`: the operation has no counts; the root is not a rank; bool is averaged;
     ///   a type that is only moved is reduced.
-    /// - `InvalidBuffer`: a side that this rank uses has not one block, or not one for each rank, as
-    ///   the operation has it; the elements are more than memory can hold; the address of a block
-    ///   with elements is null or not aligned; buffers overlap that may not.
+    /// - `InvalidBuffer`: a side that this rank uses has not as many blocks as the operation has;
+    ///   the elements are more than memory can hold; the address of a block with elements is null
+    ///   or not aligned; buffers overlap that may not.
     /// - `Unsupported`: a transport type is set.
     /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue_v(
@@ -270,45 +253,5 @@ impl Communicator {
         let checked = Checked { backend: Some(self.as_backend()), request: &request };
         let blocks = UnevenBlocks { addresses: addresses.map(located), counts };
         Ok(RawCollective::new(self, &checked, None).with_blocks(blocks))
-    }
-}
-
-impl UnevenBlocks {
-    /// Exchanges the counts, and then makes the call.
-    ///
-    /// # Safety
-    ///
-    /// As [`Backend::run`], for each block.
-    pub(super) unsafe fn run(&self, backend: &Arc<dyn Backend>, request: &Request<'_>) -> Result<()> {
-        if request.stream.map_or(Ok(false), |stream: &Arc<CudaStream>| stream.is_capturing())? {
-            let text = "a call with counts waits for the other ranks, so it is not captured";
-            return Err(backend.fail(error!(Unsupported, "{text}")));
-        }
-        let (call, n, rank) = (request.call, backend.world_size() as usize, GroupRank(backend.rank().0));
-        let [given, taken] = &self.counts;
-        let words = BlockCounts::words_of(&call, Signature::new(call, 0).0[0], rank, n, [given, taken]);
-        let mut all = vec![0i64; words.len() * n];
-        let exchange = Call::of_blocks(Collective::AllGather, DataType::Int64, words.len()).for_purpose(COUNTS);
-        let sides = [Address::host(words.as_ptr().cast()), Address::host(all.as_mut_ptr().cast())];
-        // NCCL's ranks exchange them on the host if they can.
-        let host = backend.control().map_or(&**backend, |control| &*control.host);
-        let exchange = Request::new(exchange, sides, request.deadline);
-        // SAFETY: the input has so many elements, and the output as many for each rank.
-        unsafe { Checked { backend: Some(host), request: &exchange }.run() }.map_err(|error| backend.fail(error))?;
-        let name = |rank: usize| backend.origin(Rank(rank as u32));
-        let describe = |word: u64| match Signature([word, 0, 0]).call() {
-            Some(call) => format!("{} of {}", call.collective_name(), call.transfer_type()),
-            None => format!("{word:x}"),
-        };
-        let counts = BlockCounts::agreed(&call, n, all, name, describe).map_err(|e| backend.fail(e))?;
-        let block_elements = counts.longest();
-        if block_elements == 0 {
-            return Ok(());
-        }
-        let [input, output] = &self.addresses;
-        let uneven = Uneven { counts: &counts, input, output };
-        let request = Request { call: Call { block_elements, ..call }, uneven: Some(uneven), ..*request };
-        // SAFETY: the caller's promise.
-        unsafe { Checked { backend: Some(&**backend), request: &request }.run() }
     }
 }
