@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::collective::ReduceOperation;
 use crate::data_type::DataType;
 use crate::util::text::is_same;
 
@@ -39,8 +40,9 @@ const TYPES: [(&str, usize); 22] = [
 const FIRST_NUMBER: u8 = 128;
 
 /// An element type that the library moves and does not reduce, cast or convert: a name and a
-/// width. It is for calls on raw addresses, in operations that do not reduce. Ranks compare the
-/// type, not only its width, as they compare a [`DataType`].
+/// width. It is for calls on raw addresses, in operations that do not reduce. Complex types have
+/// sums and averages too: those of their two parts. Ranks compare the type, not only its width, as
+/// they compare a [`DataType`].
 ///
 /// The names are those of numpy and of ml_dtypes, except that ml_dtypes' `float8_e4m3` is
 /// `float8_e4m3_ieee` here, because that is also the name of a [`DataType`].
@@ -77,9 +79,26 @@ impl MovedType {
         TYPES[self.0 as usize].0
     }
 
-    /// The size of an element in bytes. Elements need no alignment, because they move as bytes.
+    /// The size of an element in bytes. Elements need no alignment, because they move as bytes,
+    /// except where they are reduced.
     pub const fn byte_len(self) -> usize {
         TYPES[self.0 as usize].1
+    }
+
+    /// The type of the two parts of a complex number.
+    fn part(self) -> Option<DataType> {
+        match self.name() {
+            "complex64" => Some(DataType::Float32),
+            "complex128" => Some(DataType::Float64),
+            "complex32" => Some(DataType::Float16),
+            "bcomplex32" => Some(DataType::Bfloat16),
+            _ => None,
+        }
+    }
+
+    /// Whether the elements have this reduction.
+    pub fn has(self, reduce_op: ReduceOperation) -> bool {
+        self.part().is_some() && matches!(reduce_op, ReduceOperation::Sum | ReduceOperation::Avg)
     }
 }
 
@@ -107,17 +126,17 @@ impl TransferType {
         }
     }
 
-    /// The type in which the elements move.
-    pub(crate) fn carrier(self) -> DataType {
+    /// The type in which the elements move, or are reduced.
+    pub(crate) fn carrier(self, reduce_op: Option<ReduceOperation>) -> DataType {
         match self {
             TransferType::Data(data_type) => data_type,
-            TransferType::Moved(_) => DataType::Uint8,
+            TransferType::Moved(moved) => reduce_op.and_then(|_| moved.part()).unwrap_or(DataType::Uint8),
         }
     }
 
     /// How many elements of the [carrier](Self::carrier) an element is.
-    pub(crate) fn carrier_count(self) -> usize {
-        self.byte_len() / self.carrier().byte_len()
+    pub(crate) fn carrier_count(self, reduce_op: Option<ReduceOperation>) -> usize {
+        self.byte_len() / self.carrier(reduce_op).byte_len()
     }
 
     /// The type that is only moved, if it is one.
@@ -178,7 +197,10 @@ mod tests {
         let all: Vec<_> = data.chain(MovedType::all().map(TransferType::Moved)).collect();
         for transfer_type in &all {
             assert_eq!(TransferType::from_number(transfer_type.number()), Some(*transfer_type));
-            assert_eq!(transfer_type.carrier_count() * transfer_type.carrier().byte_len(), transfer_type.byte_len());
+            assert_eq!(
+                transfer_type.carrier_count(None) * transfer_type.carrier(None).byte_len(),
+                transfer_type.byte_len()
+            );
         }
         assert_eq!(all.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len(), all.len());
         assert!(MovedType::all().all(|moved| MovedType::from_name(moved.name()) == Some(moved)));

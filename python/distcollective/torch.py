@@ -56,6 +56,7 @@ _COMBINE = {
     "BOR": torch.Tensor.bitwise_or_,
     "BXOR": torch.Tensor.bitwise_xor_,
 }
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 _MESSAGES = ("send", "recv", "recv_anysource")
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
@@ -625,6 +626,8 @@ def _op_of(options):
 
 def _is_reduced(op, tensor):
     """Whether the library reduces the tensor."""
+    if tensor.dtype in _COMPLEX:
+        return op in ("SUM", "AVG")
     return tensor.dtype in _REDUCED and op in ReduceOp.__members__
 
 

@@ -284,8 +284,8 @@ impl Communicator {
         access: Access,
     ) -> PyResult<Tensor> {
         let tensor = Tensor::of(object, name, access, self.communicator.space())?;
-        if collective.reduce_op().is_some() {
-            tensor.element.check_reducible(name)?;
+        if let Some(reduce_op) = collective.reduce_op() {
+            tensor.element.check_reducible(name, reduce_op)?;
         }
         Ok(tensor)
     }

@@ -1,7 +1,7 @@
 //! Element types of arrays and tensors.
 
-use distcollective::DataType;
 use distcollective::comm::{MovedType, TransferType};
+use distcollective::{DataType, ReduceOperation};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -122,10 +122,15 @@ impl Element {
         found.map_or(data_type.name(), |element| element.name)
     }
 
-    /// Checks that the elements of an argument can be reduced.
-    pub(super) fn check_reducible(&self, argument: &str) -> PyResult<()> {
+    /// Checks that the elements of an argument have a reduction.
+    pub(super) fn check_reducible(&self, argument: &str, reduce_op: ReduceOperation) -> PyResult<()> {
         match self.transfer {
             TransferType::Data(_) => Ok(()),
+            TransferType::Moved(moved) if moved.has(reduce_op) => Ok(()),
+            TransferType::Moved(moved) if moved.has(ReduceOperation::Sum) => Err(PyValueError::new_err(format!(
+                "{argument}: {} has sums and averages, and no {reduce_op}",
+                self.name
+            ))),
             TransferType::Moved(_) => Err(PyTypeError::new_err(format!(
                 "{argument}: {} is not reduced: its elements move as bytes in operations that do not reduce; the types that are \
                  reduced are {}",

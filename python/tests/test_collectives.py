@@ -253,6 +253,22 @@ def test_tensors_of_different_lengths():
     run(3, body)
 
 
+def test_complex_numbers_have_sums_and_averages():
+    def body():
+        rank = dist.get_rank()
+        for dtype in (np.complex64, np.complex128):
+            x = np.array([[1 + 2j, rank], [3j, 4]], dtype).T
+            dist.all_reduce(x)
+            assert x.tolist() == [[2 + 4j, 6j], [1, 8]]
+            y = np.zeros(1, dtype)
+            dist.reduce_scatter_tensor(y, np.array([rank + 1j, 4 - rank * 1j], dtype), dist.ReduceOp.AVG)
+            assert y.tolist() == ([0.5 + 1j] if rank == 0 else [4 - 0.5j])
+            with pytest.raises(ValueError, match=f"tensor: {x.dtype} has sums and averages, and no max"):
+                dist.all_reduce(x, dist.ReduceOp.MAX)
+
+    run(2, body)
+
+
 def test_wrong_counts_are_named_on_every_rank():
     def body():
         rank = dist.get_rank()

@@ -243,7 +243,7 @@ impl Call {
     fn write_collective(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let transfer_type = self.transfer_type();
         let most = if self.purpose == Purpose::UNEVEN { "at most " } else { "" };
-        let elements = self.block_elements / transfer_type.carrier_count();
+        let elements = self.block_elements / transfer_type.carrier_count(self.collective.reduce_op());
         write!(f, "{} of {most}{elements} {transfer_type}", self.collective_name())?;
         if let Some(wire_type) = self.wire_type {
             write!(f, " sent as {wire_type}")?;

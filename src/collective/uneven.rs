@@ -58,7 +58,8 @@ impl BlockCounts {
             let (given, taken) = (counts.given(from, to), counts.taken(to, from));
             if given != taken {
                 let (from, to, transfer_type) = (name(from), name(to), call.transfer_type());
-                let [given, taken] = [given, taken].map(|count| count / transfer_type.carrier_count() as i64);
+                let parts = transfer_type.carrier_count(call.collective.reduce_op()) as i64;
+                let [given, taken] = [given, taken].map(|count| count / parts);
                 bail!(
                     Disagreement,
                     "ranks disagree on the blocks of {}: rank {from} gives rank {to} {given} {transfer_type}, and rank {to} takes \

@@ -75,7 +75,7 @@ impl Signature {
         let operation = CollectiveOperation::from_number(operation).ok()?;
         let reduce_op = ReduceOperation::from_number(reduce_op).ok()?;
         let transfer_type = TransferType::from_number(data_type)?;
-        let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
+        let (data_type, only_moved) = (transfer_type.carrier(reduce_op), transfer_type.moved());
         let collective = Collective::from_parts(operation, reduce_op, Some(GroupRank((first >> 32) as u32)))?;
         let block_elements = usize::try_from(block_elements).ok()?;
         Some(Call { purpose, collective, data_type, block_elements, determinism, wire_type, only_moved })
@@ -117,10 +117,10 @@ mod tests {
         for operation in CollectiveOperation::ALL {
             let data_types = DataType::ALL.into_iter().map(TransferType::Data);
             for transfer_type in data_types.chain(MovedType::all().map(TransferType::Moved)) {
-                let (data_type, only_moved) = (transfer_type.carrier(), transfer_type.moved());
                 let collective =
                     Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))
                         .expect("complete");
+                let (data_type, only_moved) = (transfer_type.carrier(collective.reduce_op()), transfer_type.moved());
                 let wire_types = [None, Some(WireType::Float16), Some(WireType::Bfloat16)];
                 let purposes = || (0..=u8::MAX).filter_map(Purpose::from_number);
                 let options = Determinism::ALL.into_iter().flat_map(|mode| wire_types.map(|wire| (mode, wire)));

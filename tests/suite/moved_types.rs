@@ -1,7 +1,7 @@
 //! Types that the library moves and does not reduce: ranks compare them.
 
 use distcollective::collective::Collective;
-use distcollective::comm::{MovedType, RawMessage, RawOperands, Source, TransferType};
+use distcollective::comm::{MovedType, RawBlocks, RawMessage, RawOperands, Source, TransferType};
 use distcollective::{Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use crate::ranks::on_ranks;
@@ -97,14 +97,76 @@ fn messages_compare_them() {
 #[test]
 fn they_are_not_reduced() {
     on_ranks(1, |communicator| {
-        let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let mut x = [1.0f64];
+        for (transfer_type, reduce_op, says) in [
+            (COMPLEX64, ReduceOperation::Max, "complex64 has no max"),
+            (COMPLEX64, ReduceOperation::Prod, "complex64 has no prod"),
+            (moved("int16"), ReduceOperation::Sum, "int16 has no sum"),
+        ] {
+            let mut x = [1.0f64];
+            let output = x.as_mut_ptr().cast::<u8>();
+            let operands = RawOperands::Pair { input: output, output };
+            let collective = Collective::AllReduce { reduce_op };
+            // SAFETY: the call is refused.
+            let work = unsafe { communicator.enqueue(collective, transfer_type, 1, operands, &Stream::inline()) };
+            let error = work.map(drop).expect_err("a reduction");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    });
+}
+
+/// Sums and averages of complex numbers are those of their parts, in every way to make the call.
+#[test]
+fn complex_numbers_have_sums_and_averages() {
+    on_ranks(3, |communicator| {
+        let rank = communicator.rank().index();
+        let own = [rank as f64, 10.0, -1.5, 0.25 * rank as f64, 4.0, 5.0];
+        let stream = Stream::inline();
+        for (reduce_op, divisor) in [(ReduceOperation::Sum, 1.0), (ReduceOperation::Avg, 3.0)] {
+            let expected = [3.0, 30.0, -4.5, 0.75, 12.0, 15.0].map(|x| x / divisor);
+            let (mut x, mut y, mut z) = (own, [0.0; 2], [0.0; 4]);
+            let [input, output, part] = [x.as_mut_ptr(), y.as_mut_ptr(), z.as_mut_ptr()].map(<*mut f64>::cast::<u8>);
+            let complex128 = moved("complex128");
+            let reduce_scatter = Collective::ReduceScatter { reduce_op };
+            // Blocks of one, two and no complex numbers.
+            let (counts, own_count) = ([1, 2, 0], [1, 2, 0][rank]);
+            let places = [0, 16, 48].map(|at| input.wrapping_add(at));
+            let blocks = [
+                RawBlocks { addresses: &places, counts: &counts },
+                RawBlocks { addresses: &[part], counts: &[own_count] },
+            ];
+            // SAFETY: the arrays have as many elements as the calls say, and outlive them.
+            unsafe {
+                let pair = RawOperands::Pair { input, output };
+                communicator.enqueue(reduce_scatter, complex128, 1, pair, &stream)?.wait()?;
+                communicator.enqueue_v(reduce_scatter, complex128, blocks, &stream)?.wait()?;
+                let in_place = RawOperands::Pair { input, output: input };
+                communicator.enqueue(Collective::AllReduce { reduce_op }, complex128, 3, in_place, &stream)?.wait()?;
+            }
+            assert_eq!(x, expected);
+            assert_eq!(y, expected[2 * rank..][..2]);
+            assert_eq!(z[..2 * own_count], expected[2 * [0, 1, 3][rank]..][..2 * own_count]);
+        }
+        Ok::<(), distcollective::Error>(())
+    })
+    .into_iter()
+    .for_each(|result| result.expect("equal calls"));
+}
+
+/// Ranks compare the type of a reduction, too.
+#[test]
+fn a_complex_sum_is_none_of_floats() {
+    on_ranks(2, |communicator| {
+        let is_complex = communicator.rank().0 == 0;
+        let (data_type, count) = if is_complex { (COMPLEX64, 1) } else { (DataType::Float32.into(), 2) };
+        let mut x = [1.0f32; 2];
         let output = x.as_mut_ptr().cast::<u8>();
+        let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
         let operands = RawOperands::Pair { input: output, output };
-        // SAFETY: the call is refused.
-        let work = unsafe { communicator.enqueue(sum, COMPLEX64, 1, operands, &Stream::inline()) };
-        let error = work.map(drop).expect_err("a reduction");
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.to_string().contains("complex64 is only moved, and this operation reduces"), "{error}");
+        // SAFETY: the array has so many elements, and outlives the work.
+        let work = unsafe { communicator.enqueue(sum, data_type, count, operands, &Stream::inline()) };
+        let error = work.expect("an argument that fits").wait().expect_err("different types").to_string();
+        let says = "rank 0 calls all_reduce(sum) of 1 complex64; rank 1 calls all_reduce(sum) of 2 float32";
+        assert!(error.contains(says), "{error}");
     });
 }

@@ -234,11 +234,13 @@ impl Communicator {
         if byte_len.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(error!(InvalidBuffer, "{element_count} {data_type} are more than memory can hold"));
         }
-        if element_count > 0 && (address.is_null() || !address.addr().is_multiple_of(data_type.carrier().byte_len())) {
+        if element_count > 0
+            && (address.is_null() || !address.addr().is_multiple_of(data_type.carrier(None).byte_len()))
+        {
             return Err(error!(InvalidBuffer, "address {address:?} is null or not aligned to {data_type}"));
         }
-        let carried = element_count * data_type.carrier_count();
-        let raw = RawTensor::flat(self.space(), address, data_type.carrier(), carried);
+        let carried = element_count * data_type.carrier_count(None);
+        let raw = RawTensor::flat(self.space(), address, data_type.carrier(None), carried);
         Ok(MessageRequest { data_type, element_count, ..self.message(dst, src, tag, raw)? })
     }
 

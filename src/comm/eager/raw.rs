@@ -121,8 +121,9 @@ impl Communicator {
     ) -> Result<Work<RawCollective>> {
         let (n, data_type) = (self.world_size() as usize, data_type.into());
         self.check_transfer(&collective, data_type, block_elements).map_err(|error| self.label(&collective, error))?;
-        let (block, only_moved) = (block_elements * data_type.carrier_count(), data_type.moved());
-        let raw = |address, blocks| RawTensor::flat(self.space(), address, data_type.carrier(), blocks * block);
+        let (carrier, only_moved) = (data_type.carrier(collective.reduce_op()), data_type.moved());
+        let block = block_elements * data_type.carrier_count(collective.reduce_op());
+        let raw = |address, blocks| RawTensor::flat(self.space(), address, carrier, blocks * block);
         let task = match operands {
             RawOperands::Pair { input, output } => {
                 let input = raw(input.cast_mut(), collective.operation().input_blocks(n));
@@ -159,8 +160,10 @@ impl Communicator {
         data_type: TransferType,
         block_elements: usize,
     ) -> Result<()> {
-        if let (Some(moved), Some(_)) = (data_type.moved(), collective.reduce_op()) {
-            bail!(InvalidArgument, "{moved} is only moved, and this operation reduces; cast to a type that is reduced");
+        if let (Some(moved), Some(reduce_op)) = (data_type.moved(), collective.reduce_op())
+            && !moved.has(reduce_op)
+        {
+            bail!(InvalidArgument, "{moved} has no {reduce_op}; cast to a type that is reduced");
         }
         if let (Some(moved), Some(wire_type)) = (data_type.moved(), self.wire_type()) {
             bail!(

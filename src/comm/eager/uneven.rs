@@ -233,13 +233,15 @@ impl Communicator {
         }
         let longest = sides.iter().flat_map(|side| side.counts).copied().max().unwrap_or(0);
         self.check_transfer(&collective, data_type, longest)?;
-        check_type(collective.reduce_op(), None, data_type.carrier())?;
+        let (carrier, parts) =
+            (data_type.carrier(collective.reduce_op()), data_type.carrier_count(collective.reduce_op()));
+        check_type(collective.reduce_op(), None, carrier)?;
         let call = Call {
             only_moved: data_type.moved(),
-            ..Call::of_blocks(collective.with_root(|rank| GroupRank(rank.0)), data_type.carrier(), 0)
+            ..Call::of_blocks(collective.with_root(|rank| GroupRank(rank.0)), carrier, 0)
         };
         let call = call.for_purpose(Purpose::UNEVEN).at_least(self.determinism);
-        let counts = sides.map(|side| side.counts.iter().map(|count| count * data_type.carrier_count()).collect());
+        let counts = sides.map(|side| side.counts.iter().map(|count| count * parts).collect());
         let own_rank = GroupRank(self.rank().0);
         let is_used = [call.reads_input(own_rank), call.writes_output(own_rank)];
         let addresses = [0, 1].map(|index| if is_used[index] { sides[index].addresses } else { &[] });

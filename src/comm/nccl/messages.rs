@@ -93,8 +93,8 @@ impl NcclBackend {
             // SAFETY: the caller's promise.
             unsafe {
                 in_group(filled, |message| {
-                    let carried = message.element_count * message.data_type.carrier_count();
-                    let (data_type, count) = nccl_type(message.data_type.carrier(), carried);
+                    let carried = message.element_count * message.data_type.carrier_count(None);
+                    let (data_type, count) = nccl_type(message.data_type.carrier(None), carried);
                     let address = message.address.pointer.cast();
                     Ok(match message.direction {
                         Direction::Send(to) => ncclSend(address, count, data_type, to.0 as i32, raw, cuda_stream),
