@@ -1772,7 +1772,8 @@ dcl_status_t dcl_scatter_list(dcl_communicator_t *communicator, const void *cons
  * If a rank gives another one a number of elements that this one does not take, every rank gets
  * DCL_STATUS_DISAGREEMENT, which names both, before an element moves. In place, the side with one
  * block is this rank's own block of the other side; all_to_all is never in place. There is no
- * transport type. On GPUs the calls wait for the other ranks, so that they are not captured. */
+ * transport type. On GPUs a call waits on its thread until the ranks have exchanged the counts, and
+ * in a capture it ends the communicator. */
 
 /* Sends input_counts[r] elements to rank r, and receives output_counts[r] from it.
  * [collective, shared] */

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::collective::ReduceOperation;
+use distcollective_elements::reduce_operation::ReduceOperation;
+
 use crate::data_type::DataType;
 use crate::util::text::is_same;
 

@@ -14,11 +14,12 @@ import functools
 import json
 import os
 import queue
+import re
 import secrets
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -57,6 +58,28 @@ _COMBINE = {
     "BXOR": torch.Tensor.bitwise_xor_,
 }
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
+#: The names in torch's profiler, where they differ from a method's.
+_TITLES = {
+    **dict.fromkeys(("allreduce", "allreduce_coalesced"), "all_reduce"),
+    **dict.fromkeys(
+        ("allgather", "_allgather_base", "allgather_into_tensor_coalesced", "allgather_coalesced"), "all_gather"
+    ),
+    **dict.fromkeys(("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), "reduce_scatter"),
+    **dict.fromkeys(("alltoall", "alltoall_base"), "all_to_all"),
+    "recv_anysource": "recvAnySource",
+}
+#: Methods whose second argument is what the rank gives.
+_OUTPUT_FIRST = {
+    *(
+        "allgather",
+        "_allgather_base",
+        "allgather_coalesced",
+        "allgather_into_tensor_coalesced",
+        "reduce_scatter",
+        "_reduce_scatter_base",
+    ),
+    *("reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "gather", "gather_single", "scatter"),
+}
 _MESSAGES = ("send", "recv", "recv_anysource")
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
@@ -71,9 +94,29 @@ def _told(error):
     return (dist.DistNetworkError if error.kind == "PeerLost" else dist.DistBackendError)(f"{error}{hint}")
 
 
+@contextmanager
+def _recorded(title, tensors):
+    """Shows a call to torch's profiler as gloo's are shown: with tensors, and ended by another thread."""
+    handle = torch.autograd._record_function_with_args_enter(f"{_NAME}:{title}", *_flat(tensors))
+    try:
+        yield
+    finally:
+        ending = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(handle,))
+        ending.start()
+        ending.join()
+
+
+def _flat(tensors):
+    """The tensors of a tensor, or of lists of tensors."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    return [each for list in tensors for each in _flat(list)] if isinstance(tensors, (list, tuple)) else []
+
+
 def _call(method):
     """A method whose errors are torch's, and which torch's profiler sees."""
-    name = f"{_NAME}:{method.__name__.lstrip('_')}"
+    name = method.__name__
+    title, is_output_first = _TITLES.get(name, name), name in _OUTPUT_FIRST
 
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
@@ -82,7 +125,7 @@ def _call(method):
                 self._finish_on([*arguments, *named.values()])
             if not _profiler._is_profiler_enabled:
                 return method(self, *arguments, **named)
-            with torch.profiler.record_function(name):
+            with _recorded(title, arguments[int(is_output_first) :][:1]):
                 return method(self, *arguments, **named)
         except Error as error:
             raise _told(error) from None
@@ -425,7 +468,7 @@ class ProcessGroup(dist.ProcessGroup):
                     "reduce_scatter: the list has a tensor for each rank, and this rank's is as its output"
                 )
         if all(len({block.numel() for block in blocks}) == 1 for blocks in input_tensors):
-            inputs = [torch.stack([*map(_plain, blocks)]) for blocks in input_tensors]
+            inputs = [torch.stack([_plain(block).reshape(-1) for block in blocks]) for blocks in input_tensors]
             return self._reduce_scatter(communicator, output_tensors, inputs, opts)
         works, acts, (async_op, op) = [], [], (_is_async(opts), _op_of(opts))
         for output, blocks in _pairs([*map(_plain, output_tensors)], input_tensors):
@@ -486,6 +529,9 @@ class ProcessGroup(dist.ProcessGroup):
         self, output, input, output_split_sizes, input_split_sizes, opts=_Torch.AllToAllOptions(), timeout=None
     ):
         target, source = _plain(output), _plain(input)
+        output_split_sizes, input_split_sizes = (
+            [] if sizes is None else [int(size) for size in sizes] for sizes in (output_split_sizes, input_split_sizes)
+        )
         if not output_split_sizes and not input_split_sizes:
             return self._started([self._live(opts, timeout).all_to_all(target, source, _is_async(opts))], [output])
         n = self.size()
@@ -520,11 +566,22 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        communicator = self._live()
+        communicator, rank = self._live(), self.rank()
         try:
             communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)
-        except DeadlineError as error:
-            raise DeadlineError(f"Rank {self.rank()} timed out in monitoredBarrier: {error}") from None
+        except Error as error:
+            # Programs for torch look for gloo's words.
+            missing = re.search(r"ranks? (\d[\d, and]*) did not arrive", str(error))
+            if rank != 0:
+                words = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                words += "send/recv from rank 0"
+            elif missing is None or timeout == timedelta(0):
+                words = "Rank 0 timed out in monitoredBarrier"
+            elif wait_all_ranks:
+                words = f"Ranks {', '.join(re.findall('[0-9]+', missing[1]))} failed to pass monitoredBarrier"
+            else:
+                words = f"Rank {re.findall('[0-9]+', missing[1])[0]} failed to pass monitoredBarrier"
+            raise dist.DistBackendError(f"{words}: {error}") from None
 
     # Newer names.
     all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced

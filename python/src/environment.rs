@@ -52,7 +52,7 @@ pub(super) struct Options {
     #[pyo3(default)]
     seed: Option<u64>,
     #[pyo3(default)]
-    timeout: Option<Timeout>,
+    timeout: Option<Py<PyAny>>,
     #[pyo3(default)]
     verbose: bool,
 }
@@ -90,7 +90,7 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
         builder = builder.seed(seed);
     }
     if let Some(timeout) = timeout {
-        builder = builder.timeout(timeout.0);
+        builder = builder.timeout(timeout.extract::<Timeout>(py)?.0);
     }
     interrupt::install(py)?;
     let environment = call(py, || builder.initialize())?;

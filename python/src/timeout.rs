@@ -13,16 +13,16 @@ impl FromPyObject<'_, '_> for Timeout {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        if let Ok(duration) = object.extract::<Duration>() {
-            return Ok(Timeout(duration));
-        }
-        let wrong = || PyTypeError::new_err("a timeout is a timedelta or a number of seconds");
-        let seconds = object.extract::<f64>().map_err(|_| wrong())?;
-        let negative = || PyValueError::new_err(format!("a timeout of {seconds} s is negative or no number"));
+        let number =
+            object.call_method0("total_seconds").map_or_else(|_| object.extract(), |seconds| seconds.extract());
+        let seconds: f64 =
+            number.map_err(|_| PyTypeError::new_err("a timeout is a timedelta or a number of seconds"))?;
         match seconds {
             // Longer than any program runs.
             1e9.. => Ok(Timeout(Duration::from_secs(1_000_000_000))),
-            _ => Duration::try_from_secs_f64(seconds).map(Timeout).map_err(|_| negative()),
+            // Zero may stand for no limit.
+            0.0.. => Ok(Timeout(Duration::from_secs_f64(seconds).max(Duration::from_nanos(u64::from(seconds > 0.0))))),
+            _ => Err(PyValueError::new_err(format!("a timeout of {seconds} s is negative or no number"))),
         }
     }
 }

@@ -196,7 +196,8 @@ def test_objects_of_trusted_peers(monkeypatch):
         dist.gather_object((rank, "y"), every, dst=2)
         assert every == ([(other, "y") for other in range(n)] if rank == 2 else None)
         own = [None]
-        dist.scatter_object_list(own, [[0], [1, 1], [2] * 3] if rank == 0 else None)
+        # As in torch, the others may give any list.
+        dist.scatter_object_list(own, [[0], [1, 1], [2] * 3] if rank == 0 else [None])
         assert own == [[rank] * (rank + 1)]
         if rank == 0:
             dist.send_object_list([1.5, {2, 3}], dst=2)
@@ -237,7 +238,16 @@ def test_tensors_of_different_lengths():
             got = np.zeros(rank, dtype)
             dist.reduce_scatter(got, [np.arange(other).astype(dtype) for other in range(n)])
             assert (got == n * np.arange(rank)).all()
+        with pytest.raises(ValueError, match="this rank gives itself 1 elements and takes 4"):
+            dist.reduce_scatter(np.zeros(4), [np.zeros(1)] * n)
+        same = np.zeros(2)
+        with pytest.raises(ValueError, match="overlap"):
+            dist.reduce_scatter(same, [same] * n)
         x = np.zeros((2, 2))
+        sizes = np.array([2, 0, 0]) if rank == 0 else np.array([0, 0, 0])
+        out = np.ones((sum(sizes), 2))
+        dist.all_to_all_single(out, np.zeros((sum(sizes), 2)), sizes, sizes)
+        assert (out == 0).all()
         for wrong, text in [
             ([1, 2, 0], "their sum is the length"),
             ([1, 1], "a size for each of 3"),
@@ -302,9 +312,19 @@ def test_timeouts_are_times_or_seconds():
     def body():
         rank = dist.get_rank()
         x = np.zeros(1)
-        for wrong, kind in [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)]:
-            with pytest.raises(kind, match="a timeout"):
-                dist.barrier(timeout=wrong)
+        for wrong, kind in [
+            (-1, ValueError),
+            (float("nan"), ValueError),
+            (timedelta(-1), ValueError),
+            ("1", TypeError),
+        ]:
+            for call in (dist.barrier, lambda timeout: dist.new_group([0], timeout)):
+                with pytest.raises(kind, match="a timeout"):
+                    call(timeout=wrong)
+            with pytest.raises((kind, RuntimeError), match="a timeout|is a rank of run_threads|was initialized"):
+                dist.init_process_group("gloo", timeout=wrong)
+        with pytest.raises(TimeoutError):
+            dist.irecv(x, 1 - rank, tag=9).wait(1e-12)
         if rank == 0:
             work = dist.irecv(x, 1)
             with pytest.raises(TimeoutError):

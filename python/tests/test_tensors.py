@@ -90,7 +90,7 @@ def test_what_is_refused():
         for kind, text, make in refused():
             with pytest.raises(kind, match=f"^tensor: .*{text}"):
                 dist.broadcast(make(), 1 - dist.get_rank())
-        for name in MOVED:
+        for name in [name for name in MOVED if "complex" not in name]:
             with pytest.raises(TypeError, match=f"^tensor: {name} is not reduced: its elements move as bytes"):
                 dist.all_reduce(np.zeros(2, dtype_of(name)))
         with pytest.raises(TypeError, match="^tensor_list: .*scalar"):

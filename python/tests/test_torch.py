@@ -601,12 +601,12 @@ def test_workers_of_a_loader_and_the_profiler():
     def body():
         loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, num_workers=2)
         x = torch.ones(2)
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(record_shapes=True) as profile:
             for batch in loader:
                 dist.all_reduce(x)
                 assert batch.numel() == 4
-        names = {event.name for event in profile.events()}
-        assert "distcollective:allreduce" in names, names
+        shapes = [event.input_shapes for event in profile.events() if event.name == "distcollective:all_reduce"]
+        assert shapes == [[[2]]] * 2, shapes
         dist.destroy_process_group()
         assert not dist.is_initialized()
         return x.tolist()

@@ -64,6 +64,9 @@ impl Purpose {
     /// A collective of the user or of a layer.
     pub(crate) const COLLECTIVE: Self = Self::new("collective", PurposeKind::Counted);
 
+    /// The exchange of the lengths of an [uneven](Self::UNEVEN) collective's blocks.
+    pub(crate) const COUNTS: Self = Self::new("a collective with counts", PurposeKind::Part);
+
     /// A collective of the user's whose blocks differ in length. Ranks have exchanged the lengths.
     pub(crate) const UNEVEN: Self = Self::new("blocks of different lengths", PurposeKind::Counted);
 

@@ -201,16 +201,18 @@ pub(crate) fn check_blocks(
         }
     }
     let [inputs, outputs] = &ranges;
-    let own = |ranges: &[Range<usize>]| ranges.get(if ranges.len() > 1 { rank.index() } else { 0 }).cloned();
+    let own = |ranges: &[Range<usize>]| if ranges.len() > 1 { rank.index() } else { 0 };
+    let (own_input, own_output) = (own(inputs), own(outputs));
     // The rank's own block may be where it is on the other side.
-    let in_place = (call.input().is_per_rank != call.output().is_per_rank)
-        .then(|| own(inputs).filter(|input| own(outputs).as_ref() == Some(input)))
-        .flatten();
+    let is_in_place = call.input().is_per_rank != call.output().is_per_rank
+        && inputs.get(own_input).is_some_and(|input| outputs.get(own_output) == Some(input));
     let mut written: Vec<&Range<usize>> = outputs.iter().filter(|range| !range.is_empty()).collect();
-    let clash = |input: &Range<usize>| written.iter().any(|output| overlap(input, output));
-    let is_apart = |input: &&Range<usize>| !input.is_empty() && in_place.as_ref() != Some(*input);
-    if inputs.iter().filter(is_apart).any(clash) {
-        bail!(InvalidBuffer, "a block of the input overlaps the output");
+    for (index, input) in inputs.iter().enumerate().filter(|(_, input)| !input.is_empty()) {
+        // In place, the rank's own block is one of the two, and overlaps no other.
+        let others = |output: &&&Range<usize>| !(is_in_place && index == own_input && **output == input);
+        if written.iter().filter(others).any(|output| overlap(input, output)) {
+            bail!(InvalidBuffer, "a block of the input overlaps the output");
+        }
     }
     written.sort_by_key(|range| range.start);
     if written.windows(2).any(|pair| overlap(pair[0], pair[1])) {

@@ -39,7 +39,8 @@ impl BlockCounts {
     /// # Errors
     ///
     /// `Disagreement`: two ranks make different calls, or one gives another a number of elements
-    /// that this one does not take. All ranks find the same. `name` gives a rank's name, and
+    /// that this one does not take. `System`: a rank gives more than memory can hold. All ranks
+    /// find the same. `name` gives a rank's name, and
     /// `describe` the call of a word.
     pub(crate) fn agreed(
         call: &Call,
@@ -54,8 +55,13 @@ impl BlockCounts {
             let [first, second] = [0, other].map(|rank| format!("rank {} calls {}", name(rank), describe(word(rank))));
             bail!(Disagreement, "ranks disagree on a call with blocks of different lengths: {first}; {second}");
         }
+        // What peers say is not trusted: no rank's buffer may be longer than memory.
+        let most = isize::MAX as usize / call.data_type.byte_len() / rank_count.max(1);
         for (from, to) in (0..rank_count).flat_map(|from| (0..rank_count).map(move |to| (from, to))) {
             let (given, taken) = (counts.given(from, to), counts.taken(to, from));
+            if !usize::try_from(given).is_ok_and(|given| given <= most) {
+                bail!(System, "rank {} would give {given} elements, which are more than memory can hold", name(from));
+            }
             if given != taken {
                 let (from, to, transfer_type) = (name(from), name(to), call.transfer_type());
                 let parts = transfer_type.carrier_count(call.collective.reduce_op()) as i64;

@@ -110,9 +110,9 @@ pub(crate) trait Backend: Watch + Any {
     /// and [can be grouped](Self::can_group). They are done when this returns, or with a CUDA
     /// stream enqueued there. Collective for each communicator.
     ///
-    /// A call whose [`Purpose`] is not `COLLECTIVE` waits until every rank has come, also without
-    /// elements. The root of a broadcast in place only reads its buffer, unless the call has a
-    /// transport type.
+    /// A call whose [`Purpose`] is neither `COLLECTIVE` nor `UNEVEN` waits until every rank has
+    /// come, also without elements. The root of a broadcast in place only reads its buffer, unless
+    /// the call has a transport type.
     ///
     /// # Safety
     ///

@@ -209,7 +209,7 @@ pub fn differences_are_errors(communicator: &Communicator, number: usize) -> boo
     let (result, says) = match number {
         0 => {
             // Rank 0 gives rank 1 two elements, and rank 1 takes three.
-            let [given, taken] = if is_other { [[2, 1], [3, 3]] } else { [[2, 2], [2, 2]] };
+            let [given, taken] = if is_other { [[2, 3], [3, 3]] } else { [[2, 2], [2, 2]] };
             let result =
                 communicator.all_to_all_v(&x[..given[0] + given[1]], &given, &mut y[..taken[0] + taken[1]], &taken);
             (
@@ -323,6 +323,8 @@ fn wrong_arguments_end_nothing() {
             InvalidArgument,
             "bool has no average",
         );
+        let own = "this rank gives itself";
+        refused(communicator.all_to_all_v(&x[..2], &[1, 1], &mut y, &[2, 2]), InvalidBuffer, own);
         let (stream, at) = (Stream::inline(), y.as_mut_ptr().cast::<u8>());
         let raw = |collective, data_type: TransferType, input: &[*mut u8], output: &[*mut u8]| {
             let count = |list: &[*mut u8]| vec![1; list.len()];
@@ -350,6 +352,8 @@ fn wrong_arguments_end_nothing() {
             InvalidBuffer,
             "null or not aligned to float32",
         );
+        let sum = Collective::ReduceScatter { reduce_op: ReduceOperation::Sum };
+        refused(raw(sum, float32, &[at, at], &[at]), InvalidBuffer, "a block of the input overlaps the output");
         refused(raw(Collective::AllGather, float32, &[std::ptr::null_mut()], &two), InvalidBuffer, "at 0x0 is null");
         let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
         refused(

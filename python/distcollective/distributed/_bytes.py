@@ -105,7 +105,9 @@ def scatter_object_list(
     if not scatter_object_output_list:
         raise ArgumentError("scatter_object_output_list is empty; it has a place for the object")
     root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
-    objects = list_of_root("scatter_object_input_list", scatter_object_input_list, "src", root, found)
+    # As in torch, the other ranks may give any list.
+    objects = scatter_object_input_list if found.rank() == root else None
+    list_of_root("scatter_object_input_list", objects, "src", root, found)
     given = None if objects is None else [pickle.dumps(each) for each in objects]
     scatter_object_output_list[0] = pickle.loads(found._live().scatter_bytes(given, root))
 

@@ -255,7 +255,7 @@ def _split(name: str, tensor: Any, sizes: Optional[Sequence[int]], n: int) -> Li
         raise TypeError(
             f"{name}: a tensor with split sizes is an array of numpy or a tensor of torch, and has dimensions"
         )
-    lengths = list(sizes) if sizes else [shape[0] // n] * n
+    lengths = [shape[0] // n] * n if sizes is None else [int(size) for size in sizes]
     if len(lengths) != n or min(lengths) < 0 or sum(lengths) != shape[0]:
         raise ArgumentError(
             f"{name}_split_sizes is {lengths}; it has a size for each of {n} ranks, and their sum is the length of "
@@ -288,7 +288,11 @@ def all_to_all_single(
     found = member(group, "all_to_all_single")
     if found is None:
         return None
-    if not output_split_sizes and not input_split_sizes:
+    # An empty list is none, as in torch.
+    output_split_sizes, input_split_sizes = (
+        None if sizes is None or len(sizes) == 0 else sizes for sizes in (output_split_sizes, input_split_sizes)
+    )
+    if output_split_sizes is None and input_split_sizes is None:
         return found._live().all_to_all(output, input, async_op)
     outputs = _split("output", output, output_split_sizes, found.size())
     inputs = _split("input", input, input_split_sizes, found.size())

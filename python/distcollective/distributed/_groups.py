@@ -385,6 +385,8 @@ def new_group(
         raise ArgumentError(
             f'backend is "{backend}", and the group of all ranks has "{all_ranks.name()}"; leave it None'
         )
+    if timeout is not None:
+        communicator.with_timeout(timeout)  # which checks it, on ranks outside of the group too
     numbers = list(range(all_ranks.size()))
     if ranks is not None:
         numbers = [all_ranks._group_rank(rank, "a rank of new_group") for rank in ranks]
@@ -434,12 +436,11 @@ def new_subgroups_by_enumeration(
 
     Gives the group that this rank is in, and all groups.
     """
-    every = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
+    lists = [list(ranks) for ranks in ranks_per_subgroup_list]
+    every = [rank for ranks in lists for rank in ranks]
     if not every or len(set(every)) != len(every):
-        raise ArgumentError(f"ranks_per_subgroup_list is {ranks_per_subgroup_list}; a rank is in one list at most")
-    groups = [
-        new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in ranks_per_subgroup_list
-    ]
+        raise ArgumentError(f"ranks_per_subgroup_list is {lists}; a rank is in one list at most")
+    groups = [new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists]
     own = [group for group in groups if isinstance(group, ProcessGroup)]
     return own[0] if own else GroupMember.NON_GROUP_MEMBER, groups
 

@@ -38,8 +38,12 @@ type Packed<'a> = Option<(RawTensor, Option<&'a [usize]>)>;
 ///
 /// There is no transport type. A buffer shares memory with the other one only if the input is the
 /// rank's own block of the output (all_gather, gather), or the output that of the input (scatter,
-/// reduce_scatter). On GPUs the buffers are in the memory of the GPU, the calls are not captured,
-/// and blocks move in one group of NCCL's sends and receives, or are reduced one after the other.
+/// reduce_scatter).
+///
+/// On GPUs the buffers are in the memory of the GPU, and blocks move in one group of NCCL's sends
+/// and receives, or are reduced one after the other. A call waits on the caller's thread until the
+/// ranks have exchanged their counts, on a CUDA stream too. In a capture it ends the communicator.
+/// A rank that makes another call is found by the deadline.
 ///
 /// ```
 /// use distcollective::{Communicator, ReduceOperation};
@@ -248,6 +252,11 @@ impl Communicator {
         let addrs = addresses.each_ref().map(|list| list.iter().map(|address| address.addr()).collect::<Vec<_>>());
         let blocks = [0, 1].map(|index| (addrs[index].as_slice(), sides[index].counts, is_used[index]));
         check_blocks(&call, own_rank, self.world_size() as usize, blocks)?;
+        let own = |counts: &[usize]| counts[if counts.len() > 1 { own_rank.index() } else { 0 }];
+        if call.moves(own_rank, own_rank) && own(sides[0].counts) != own(sides[1].counts) {
+            let [given, taken] = sides.map(|side| own(side.counts));
+            bail!(InvalidBuffer, "this rank gives itself {given} elements and takes {taken}");
+        }
         let located = |list: &[*mut u8]| list.iter().map(|&pointer| Address { pointer, space: self.space() }).collect();
         let none = Address { pointer: std::ptr::null_mut(), space: self.space() };
         let request = Request { stream: stream.as_cuda(), ..Request::new(call, [none; 2], self.deadline()) };

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::collective::{BlockCounts, Call, Collective, Purpose, PurposeKind};
+use crate::collective::{BlockCounts, Call, Collective, Determinism, Purpose};
 use crate::comm::Request;
 use crate::comm::backend::{Backend, Checked, Uneven};
 use crate::comm::signature::Signature;
@@ -12,8 +12,6 @@ use crate::data_type::DataType;
 use crate::error::{Result, error};
 use crate::memory::Address;
 use crate::rank::{GroupRank, Rank};
-
-const COUNTS: Purpose = Purpose::new("a collective with counts", PurposeKind::Part);
 
 /// The blocks of a call, which have been checked.
 #[derive(Debug)]
@@ -38,16 +36,21 @@ impl UnevenBlocks {
         let [given, taken] = &self.counts;
         let words = BlockCounts::words_of(&call, Signature::new(call, 0).0[0], rank, n, [given, taken]);
         let mut all = vec![0i64; words.len() * n];
-        let exchange = Call::of_blocks(Collective::AllGather, DataType::Int64, words.len()).for_purpose(COUNTS);
+        let exchange =
+            Call::of_blocks(Collective::AllGather, DataType::Int64, words.len()).for_purpose(Purpose::COUNTS);
         let sides = [Address::host(words.as_ptr().cast()), Address::host(all.as_mut_ptr().cast())];
         // NCCL's ranks exchange them on the host if they can.
         let host = backend.control().map_or(&**backend, |control| &*control.host);
         let exchange = Request::new(exchange, sides, request.deadline);
         // SAFETY: the input has so many elements, and the output as many for each rank.
-        unsafe { Checked { backend: Some(host), request: &exchange }.run() }.map_err(|error| backend.fail(error))?;
+        unsafe { Checked { backend: Some(host), request: &exchange }.run() }
+            .map_err(|error| backend.fail(error).about(|| call.collective.operation().to_string()))?;
         let name = |rank: usize| backend.origin(Rank(rank as u32));
         let describe = |word: u64| match Signature([word, 0, 0]).call() {
-            Some(call) => format!("{} of {}", call.collective_name(), call.transfer_type()),
+            Some(call) => {
+                let mode = if call.determinism == Determinism::Exact { " in exact mode" } else { "" };
+                format!("{} of {}{mode}", call.collective_name(), call.transfer_type())
+            }
             None => format!("{word:x}"),
         };
         let counts = BlockCounts::agreed(&call, n, all, name, describe).map_err(|e| backend.fail(e))?;

@@ -117,7 +117,9 @@ impl<'a> RunningCall<'a> {
             (None, locations) if self.is_direct(locations)? => TransferPath::Direct,
             _ => TransferPath::Staged,
         };
-        self.protocol.progress.path = Some(path);
+        if call.purpose != Purpose::COUNTS {
+            self.protocol.progress.path = Some(path);
+        }
         match path {
             TransferPath::Inline => self.inline(),
             TransferPath::Eager => self.eager(),
@@ -185,7 +187,7 @@ impl<'a> RunningCall<'a> {
         let mut next = input[0].addr();
         input.iter().zip(self.own.segment.ranks()).all(|(block, to)| {
             let (start, len) = (next, counts.len(rank, to) * element);
-            next += len;
+            next = next.wrapping_add(len);
             len == 0 || block.addr() == start
         })
     }
