@@ -46,6 +46,9 @@ pub(super) struct Options {
     host: Option<String>,
     #[pyo3(default)]
     port: Option<u16>,
+    /// The name of the job, by which ranks of one machine meet.
+    #[pyo3(default)]
+    job: Option<String>,
     /// The number of this rank's GPU.
     #[pyo3(default)]
     device: Option<u32>,
@@ -60,7 +63,7 @@ pub(super) struct Options {
 /// Finds the other ranks.
 #[pyfunction]
 pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environment> {
-    let Options { called_at, backend, launcher, rank, world_size, host, port, device, seed, timeout, verbose } =
+    let Options { called_at, backend, launcher, rank, world_size, host, port, job, device, seed, timeout, verbose } =
         options;
     let backend = backend_kind(backend.as_deref().unwrap_or("gloo"))?;
     let builder = distcollective::Environment::builder().backend(backend);
@@ -82,6 +85,9 @@ pub(super) fn initialize(py: Python<'_>, options: Options) -> PyResult<Environme
     }
     if let Some(port) = port {
         builder = builder.port(port);
+    }
+    if let Some(job) = job {
+        builder = builder.job(job);
     }
     if let Some(device) = device {
         builder = builder.device(device);

@@ -252,6 +252,23 @@ def test_a_rank_may_begin_again():
     run(2, body)
 
 
+def test_ranks_meet_by_the_name_of_a_file(tmp_path):
+    def body(path):
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        for name in ("MASTER_ADDR", "MASTER_PORT", "DCL_JOB_ID"):
+            del os.environ[name]
+        # Two jobs at a time; paths are compared, not texts.
+        method = f"file://{path}/{'' if rank % 2 else './'}{rank // 2}"
+        dist.init_process_group("gloo", method, rank=rank % 2, world_size=2)
+        x = np.array([rank])
+        dist.all_reduce(x)
+        return x.tolist()
+
+    assert run(4, body, str(tmp_path)) == [[1], [1], [5], [5]]
+    assert not list(tmp_path.iterdir())
+
+
 ENDS = {
     "without destroy": ("dist.barrier()", 0),
     "with destroy": ("dist.barrier(); dist.destroy_process_group()", 0),

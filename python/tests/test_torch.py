@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -147,7 +148,10 @@ def test_random_programs_give_what_gloo_gives():
             seen.add(kind)
         return len(seen)
 
-    assert run(3, body, 1, seconds=20) == [12] * 3
+    # 10^5 programs take ten minutes.
+    for seed in range(1, 251 if os.environ.get("DCL_EXHAUSTIVE") == "1" else 2):
+        size = 2 + seed % 3
+        assert run(size, body, seed, seconds=20) == [12] * size
 
 
 def test_reductions_of_bits_and_averages():
@@ -504,6 +508,28 @@ def test_a_rank_that_leaves_or_dies_is_named_at_once(dies):
     # The group's timeout is longer than that of the test.
     with on_ranks(2, body, seconds=60) as ranks:
         assert ranks.result(0)
+
+
+def test_a_rank_is_killed_at_any_moment():
+    def body(round_):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        choose = random.Random(round_)
+        if rank == 1:
+            threading.Timer(choose.random() / 20, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        works, number = [], 0
+        with pytest.raises((dist.DistNetworkError, dist.DistBackendError), match="rank 1"):
+            while True:
+                number += 1
+                of_rank = random.Random(f"{round_} {number} {rank}")
+                tensor_of = lambda name, shape: values(of_rank, name, shape)  # noqa: E731, B023
+                call(random.Random(f"{round_} {number}"), rank, n, None, tensor_of, number % 3 > 0)
+                works.append(dist.all_reduce(torch.ones(1 + number % 7), async_op=True))
+        return True
+
+    # The group's timeout is longer than that of the test.
+    for round_ in range(100 if os.environ.get("DCL_EXHAUSTIVE") == "1" else 3):
+        with on_ranks(3, body, round_, seconds=60) as ranks:
+            assert ranks.result(0) and ranks.result(2)
 
 
 def test_the_sample_under_torchrun():

@@ -94,6 +94,13 @@ impl EnvironmentBuilder {
         self
     }
 
+    /// Sets the name of the job, by which its ranks meet on this machine, instead of at a host and
+    /// port.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.given.job = Some(name.into());
+        self
+    }
+
     /// Sets the secret of this job's ranks, instead of `DCL_SECRET`, for a rendezvous over a
     /// network that others use. Any bytes; an empty secret is an error of
     /// [`initialize`](Self::initialize).

@@ -289,7 +289,8 @@ def init_process_group(
     ``backend`` is "gloo", which is also called "host": ranks are processes of one machine, and
     tensors are in its memory. Or it is "nccl": each rank has the GPU of its local rank, and tensors
     are there. It is "gloo" unless it is given.
-    ``init_method`` is "env://" or "tcp://HOST:PORT". What is not given comes from the launcher's
+    ``init_method`` is "env://", "tcp://HOST:PORT" or "file:///PATH", whose path names the job of ranks
+    of one machine. What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this
     call and for each later one; unless it is given, what ``DCL_TIMEOUT`` says in seconds, or 600 s.
     ``device_id`` is another GPU for "nccl": its number, or a torch.device. ``allow_pickle`` allows
@@ -310,8 +311,12 @@ def init_process_group(
     url = urlsplit(init_method or "env://")
     if url.scheme == "tcp" and url.hostname and url.port:
         options["host"], options["port"] = url.hostname, url.port
+    elif url.scheme == "file" and url.path:
+        # Ranks of one machine meet by the name alone; no file is made.
+        options["job"] = os.path.realpath(url.path)
     elif url.scheme != "env":
-        raise ArgumentError(f"init_method is {init_method!r}; this package has 'env://' and 'tcp://HOST:PORT'")
+        known = "'env://', 'tcp://HOST:PORT' and 'file:///PATH'"
+        raise ArgumentError(f"init_method is {init_method!r}; this package has {known}")
     begin(options)
     _process.allow_pickle = allow_pickle
 

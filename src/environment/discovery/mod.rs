@@ -32,6 +32,7 @@ pub(super) struct CallerValues {
     pub(super) host: Option<String>,
     pub(super) port: Option<u16>,
     pub(super) rendezvous_port: Option<u16>,
+    pub(super) job: Option<String>,
     /// Only this launcher's variables count.
     pub(super) launcher: Option<Launcher>,
 }

@@ -34,6 +34,11 @@ impl Search<'_> {
         variables: Option<&LauncherVariables>,
         several_machines: Option<&str>,
     ) -> (Option<Endpoint>, String) {
+        if let Some(job) = &given.job {
+            self.sources.insert("rendezvous", GIVEN.to_owned());
+            self.require_one_machine(several_machines);
+            return (None, format!("job {job}"));
+        }
         let host = given.host.clone().or_else(|| self.text(ADDRESS).filter(|text| !text.is_empty()));
         // torchrun's restarts of one job do not meet each other.
         let run = self.texts(&RUN).join("/");

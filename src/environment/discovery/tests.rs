@@ -104,6 +104,16 @@ fn explicit_values_come_first_and_need_only_a_rendezvous_point() {
 }
 
 #[test]
+fn a_job_that_the_caller_names_needs_no_rendezvous_point() {
+    let given = CallerValues { rank: Some(0), world_size: Some(2), job: Some("a".into()), ..CallerValues::default() };
+    for variables in [&[][..], &MASTER[..]] {
+        let found = find(&given, variables).expect("complete");
+        assert_eq!((found.rendezvous, &*found.job), (None, "job a"));
+        assert_eq!(found.sources["rendezvous"], "given by the caller");
+    }
+}
+
+#[test]
 fn loopback_names_are_one_and_jobs_are_apart() {
     let job = |host: &str, run: &str| {
         let variables = [
