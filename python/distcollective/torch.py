@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import queue
-import re
 import secrets
 import threading
 import time
@@ -27,6 +26,7 @@ import torch.distributed as dist
 
 from . import _core
 from .distributed import ReduceOp
+from .distributed._groups import monitored_barrier
 from .errors import DeadlineError, Error
 
 # Older versions do not keep a Work that is written in Python, and hang when C++ waits for it.
@@ -566,22 +566,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        communicator, rank = self._live(), self.rank()
-        try:
-            communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)
-        except Error as error:
-            # Programs for torch look for gloo's words.
-            missing = re.search(r"ranks? (\d[\d, and]*) did not arrive", str(error))
-            if rank != 0:
-                words = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
-                words += "send/recv from rank 0"
-            elif missing is None or timeout == timedelta(0):
-                words = "Rank 0 timed out in monitoredBarrier"
-            elif wait_all_ranks:
-                words = f"Ranks {', '.join(re.findall('[0-9]+', missing[1]))} failed to pass monitoredBarrier"
-            else:
-                words = f"Rank {re.findall('[0-9]+', missing[1])[0]} failed to pass monitoredBarrier"
-            raise dist.DistBackendError(f"{words}: {error}") from None
+        monitored_barrier(self._live(), timeout, wait_all_ranks)
 
     # Newer names.
     all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced

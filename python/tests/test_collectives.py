@@ -296,11 +296,20 @@ def test_subgroups():
         own, every = dist.new_subgroups_by_enumeration([[3, 0], [1]])
         assert len(every) == 2
         ranks = dist.get_process_group_ranks(own) if dist.get_rank() != 2 else None
-        for wrong in ([[0, 1], [1]], []):
-            with pytest.raises(ValueError, match="in one list at most"):
+        for wrong, text in [
+            ([[0, 1], [1]], "Rank 1 has appeared in both"),
+            ([[4]], "Rank 4 is out of range"),
+            ([], "has ranks"),
+        ]:
+            with pytest.raises(ValueError, match=text):
                 dist.new_subgroups_by_enumeration(wrong)
-        for wrong in (None, 0, 3, 8):
-            with pytest.raises(ValueError, match="divides the number of ranks, 4"):
+        for wrong, text in [
+            (None, "above 0"),
+            (0, "above 0"),
+            (8, "must not exceed"),
+            (3, "must be divisible by 'group_size=3'"),
+        ]:
+            with pytest.raises(ValueError, match=text):
                 dist.new_subgroups(wrong)
         pair, _ = dist.new_subgroups(2)
         return ranks, dist.get_process_group_ranks(pair)

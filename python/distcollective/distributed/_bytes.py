@@ -103,7 +103,7 @@ def scatter_object_list(
     if found is None:
         return
     if not scatter_object_output_list:
-        raise ArgumentError("scatter_object_output_list is empty; it has a place for the object")
+        raise ArgumentError("Expected argument scatter_object_output_list to be a list of size at least 1.")
     root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
     # As in torch, the other ranks may give any list.
     objects = scatter_object_input_list if found.rank() == root else None

@@ -47,6 +47,87 @@ def all_reduce(tensor: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None, as
     return None if found is None else found._live().all_reduce(tensor, _number_of(op), async_op)
 
 
+class _Works:
+    """Several calls that go on, as one ``Work``."""
+
+    def __init__(self, works: List[Work]) -> None:
+        self._works = works
+
+    def wait(self, timeout: Timeout = None) -> bool:
+        """Wait until all calls have ended, and raise the first error. The timeout is for each."""
+        return all([work.wait(timeout) for work in self._works])
+
+    def is_completed(self) -> bool:
+        """Whether all calls have ended. Does not wait."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all calls have ended well. Does not wait."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Optional[BaseException]:
+        """The first error. Does not wait."""
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+
+def _together(works: List[Optional[Work]]) -> Optional[_Works]:
+    """What a call of several gives: one ``Work``, unless they have blocked."""
+    going_on = [work for work in works if work is not None]
+    return _Works(going_on) if going_on else None
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Any], op: ReduceOp = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Optional[_Works]:
+    """``all_reduce`` of each tensor of a list.
+
+    >>> def body():
+    ...     x, y = np.ones(2), np.array([dist.get_rank()])
+    ...     dist.all_reduce_coalesced([x, y], async_op=True).wait()
+    ...     return x.tolist(), y.tolist()
+    >>> dist.run_threads(2, body)
+    [([2.0, 2.0], [1]), ([2.0, 2.0], [1])]
+    """
+    found = member(group, "all_reduce_coalesced")
+    if found is None:
+        return None
+    communicator, number = found._live(), _number_of(op)
+    return _together([communicator.all_reduce(tensor, number, async_op) for tensor in tensors])
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: Group = None,
+    async_op: bool = False,
+) -> Optional[_Works]:
+    """``all_gather`` of each tensor of a list. There is an output list for each rank, with a place for each tensor.
+
+    >>> def body():
+    ...     got = [[np.zeros(1), np.zeros(2)] for _ in range(2)]
+    ...     dist.all_gather_coalesced(got, [np.ones(1), np.full(2, dist.get_rank() + 2.0)])
+    ...     return [[x.tolist() for x in row] for row in got]
+    >>> dist.run_threads(2, body)[1]
+    [[[1.0], [2.0, 2.0]], [[1.0], [3.0, 3.0]]]
+    """
+    found = member(group, "all_gather_coalesced")
+    if found is None:
+        return None
+    n, inputs = found.size(), list(input_tensor_list)
+    lists = [list(row) for row in output_tensor_lists]
+    if len(lists) != n or any(len(row) != len(inputs) for row in lists):
+        raise ArgumentError(
+            f"output_tensor_lists has a list for each of {n} ranks, with a place for each of {len(inputs)} tensors"
+        )
+    communicator, outputs = found._live(), list(zip(*lists))
+    return _together(
+        [
+            communicator.call_on_list("all_gather", tensor, list(row), 0, async_op)
+            for row, tensor in zip(outputs, inputs)
+        ]
+    )
+
+
 def broadcast(
     tensor: Any,
     src: Optional[int] = None,
@@ -346,5 +427,4 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     """
     found = member(group, "monitored_barrier")
     if found is not None:
-        communicator = found._live()
-        communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)
+        found.monitored_barrier(timeout, wait_all_ranks)

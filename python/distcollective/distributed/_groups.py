@@ -3,6 +3,7 @@
 import atexit
 import enum
 import os
+import re
 import sys
 import threading
 import warnings
@@ -48,6 +49,10 @@ class ProcessGroup:
     def name(self) -> str:
         """The name of the backend."""
         return self._live().backend
+
+    def monitored_barrier(self, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
+        """Wait until every rank of the group has come. The error names all that have not."""
+        monitored_barrier(self._live(), timeout, wait_all_ranks)
 
     def abort(self, reason: str = "the program called abort") -> None:
         """End the group for all its ranks. Their calls raise an error with the reason."""
@@ -129,6 +134,26 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"ProcessGroup(ranks={self._ranks})"
+
+
+def monitored_barrier(communicator: _core.Communicator, timeout: Timeout, wait_all_ranks: bool) -> None:
+    """``monitored_barrier``, whose errors begin with gloo's words: programs for torch look for them."""
+    try:
+        communicator.monitored_barrier(communicator.timeout if timeout is None else timeout)
+    except Error as error:
+        rank, found = communicator.rank, re.search(r"ranks? (\d[\d, and]*) did not arrive", str(error))
+        missing = re.findall(r"\d+", found[1]) if found else []
+        if rank != 0:
+            words = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+        elif not missing or timeout in (0, timedelta(0)):
+            words = "Rank 0 timed out in monitoredBarrier"
+        elif wait_all_ranks:
+            words = f"Ranks {', '.join(missing)} failed to pass monitoredBarrier"
+        else:
+            words = f"Rank {missing[0]} failed to pass monitoredBarrier"
+        told = type(error)(f"{words}: {error}")
+        told.kind = error.kind
+        raise told from None
 
 
 Group = Union[ProcessGroup, _NonGroupMember, None]
@@ -424,8 +449,12 @@ def new_subgroups(
     if group is not None and group is not world():
         raise ArgumentError("group is another one than that of all ranks; leave it None")
     size = world().size()
-    if group_size is None or not 0 < group_size <= size or size % group_size:
-        raise ArgumentError(f"group_size is {group_size}; it divides the number of ranks, {size}")
+    if group_size is None or not 0 < group_size <= size:
+        raise ArgumentError(
+            f"group_size is {group_size}; it is above 0 and must not exceed the number of ranks, {size}"
+        )
+    if size % group_size:
+        raise ArgumentError(f"The world size ({size}) must be divisible by '{group_size=}'")
     ranks = [list(range(first, first + group_size)) for first in range(0, size, group_size)]
     return new_subgroups_by_enumeration(ranks, timeout, backend, pg_options, group_desc)
 
@@ -442,9 +471,16 @@ def new_subgroups_by_enumeration(
     Gives the group that this rank is in, and all groups.
     """
     lists = [list(ranks) for ranks in ranks_per_subgroup_list]
-    every = [rank for ranks in lists for rank in ranks]
-    if not every or len(set(every)) != len(every):
-        raise ArgumentError(f"ranks_per_subgroup_list is {lists}; a rank is in one list at most")
+    of_rank: Dict[int, List[int]] = {}
+    for ranks in lists:
+        for rank in ranks:
+            if not 0 <= rank < world().size():
+                raise ArgumentError(f"Rank {rank} is out of range; there are {world().size()} ranks")
+            if rank in of_rank:
+                raise ArgumentError(f"Rank {rank} has appeared in both subgroup {of_rank[rank]} and subgroup {ranks}")
+            of_rank[rank] = ranks
+    if not of_rank:
+        raise ArgumentError(f"ranks_per_subgroup_list is {lists}; it has ranks")
     groups = [new_group(ranks, timeout, backend, pg_options, group_desc=group_desc) for ranks in lists]
     own = [group for group in groups if isinstance(group, ProcessGroup)]
     return own[0] if own else GroupMember.NON_GROUP_MEMBER, groups

@@ -113,7 +113,7 @@ def batch_isend_irecv(p2p_op_list: List[P2POp]) -> List[Work]:
     [[1], [0]]
     """
     if not p2p_op_list or not all(isinstance(message, P2POp) for message in p2p_op_list):
-        raise ArgumentError("p2p_op_list is a list of at least one P2POp")
+        raise ArgumentError("Invalid ``p2p_op_list``: it is a list of at least one P2POp")
     group = p2p_op_list[0].group
     found = member(group, "batch_isend_irecv")
     for message in p2p_op_list:
