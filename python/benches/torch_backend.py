@@ -29,6 +29,11 @@ def calls(size, n, group):
     yield "broadcast", lambda: dist.broadcast(x, 0, group=group)
     yield "all_gather", lambda: dist.all_gather_into_tensor(all_blocks, x, group=group)
     yield "all_to_all", lambda: dist.all_to_all_single(torch.empty_like(block), block, group=group)
+    # The last rank gets what others get less.
+    splits = [size // n // 2] * (n - 1) + [size // n * n - size // n // 2 * (n - 1)]
+    own = [splits[dist.get_rank()]] * n
+    taken = torch.empty(sum(own))
+    yield "uneven a2a", lambda: dist.all_to_all_single(taken, block, own, splits, group=group)
 
 
 def step(group):

@@ -86,6 +86,16 @@ class Communicator:
     ) -> Optional[Work]:
         """ "all_gather", "gather" or "scatter" with a tensor for each rank."""
 
+    def all_to_all_split(
+        self,
+        output: Any,
+        input: Any,
+        output_sizes: Optional[Sequence[int]],
+        input_sizes: Optional[Sequence[int]],
+        async_op: bool = False,
+    ) -> Optional[Work]:
+        """all_to_all of parts along dimension 0, of these lengths, or of one length."""
+
     def call_on_blocks(
         self, operation: str, outputs: Sequence[Any], inputs: Sequence[Any], op: int, async_op: bool = False
     ) -> Optional[Work]:

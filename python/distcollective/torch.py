@@ -26,8 +26,9 @@ import torch.distributed as dist
 
 from . import _core
 from .distributed import ReduceOp
+from .distributed._collectives import split_sizes
 from .distributed._groups import monitored_barrier
-from .errors import DeadlineError, Error
+from .errors import Error
 
 # Older versions do not keep a Work that is written in Python, and hang when C++ waits for it.
 if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]:
@@ -89,9 +90,7 @@ def _told(error):
     """The exception of torch for an error of the library."""
     if isinstance(error, ValueError):
         return error
-    # Programs for torch look for this word.
-    hint = "; the timeout is over" if isinstance(error, DeadlineError) else ""
-    return (dist.DistNetworkError if error.kind == "PeerLost" else dist.DistBackendError)(f"{error}{hint}")
+    return (dist.DistNetworkError if error.kind == "PeerLost" else dist.DistBackendError)(str(error))
 
 
 @contextmanager
@@ -529,36 +528,22 @@ class ProcessGroup(dist.ProcessGroup):
         self, output, input, output_split_sizes, input_split_sizes, opts=_Torch.AllToAllOptions(), timeout=None
     ):
         target, source = _plain(output), _plain(input)
-        output_split_sizes, input_split_sizes = (
-            [] if sizes is None else [int(size) for size in sizes] for sizes in (output_split_sizes, input_split_sizes)
-        )
-        if not output_split_sizes and not input_split_sizes:
-            return self._started([self._live(opts, timeout).all_to_all(target, source, _is_async(opts))], [output])
-        n = self.size()
-        parts = []
-        for name, tensor, sizes in ("output", target, output_split_sizes), ("input", source, input_split_sizes):
-            rows = tensor.shape[0] if tensor.dim() else 1
-            sizes = sizes or [rows // n] * n
-            if len(sizes) != n or sum(sizes) != rows:
-                raise ValueError(
-                    f"all_to_all_single: the {name} has {rows} rows, and its splits are {sizes}, for {n} ranks"
-                )
-            parts.append(list(tensor.split(list(sizes))))
-        return self._exchange(self._live(opts, timeout), *parts, [output], opts)
+        communicator, async_op = self._live(opts, timeout), _is_async(opts)
+        sizes = split_sizes(output_split_sizes), split_sizes(input_split_sizes)
+        if sizes == (None, None):
+            return self._started([communicator.all_to_all(target, source, async_op)], [output])
+        source = source.clone() if _overlap([source], [target]) else source
+        return self._started([communicator.all_to_all_split(target, source, *sizes, async_op)], [output])
 
     @_call
     def alltoall(self, output_tensors, input_tensors, opts=_Torch.AllToAllOptions(), timeout=None):
         n = self.size()
         if len(output_tensors) != n or len(input_tensors) != n:
             raise ValueError(f"all_to_all: each list has a tensor for each of {n} ranks")
-        parts = [[*map(_plain, output_tensors)], [*map(_plain, input_tensors)]]
-        return self._exchange(self._live(opts, timeout), *parts, output_tensors, opts)
-
-    def _exchange(self, communicator, outputs, inputs, tensors, opts):
-        """A tensor from each rank to each, whose lengths may differ."""
-        if _overlap(inputs, outputs):
-            inputs = [each.clone() for each in inputs]
-        return self._started([communicator.call_on_blocks("all_to_all", outputs, inputs, 0, _is_async(opts))], tensors)
+        outputs, inputs = [*map(_plain, output_tensors)], [*map(_plain, input_tensors)]
+        inputs = [each.clone() for each in inputs] if _overlap(inputs, outputs) else inputs
+        arguments = outputs, inputs, 0, _is_async(opts)
+        return self._started([self._live(opts, timeout).call_on_blocks("all_to_all", *arguments)], output_tensors)
 
     @_call
     def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):

@@ -93,6 +93,31 @@ fn check_divided(name: &str, tensor: &Tensor, n: usize) -> PyResult<()> {
     }
 }
 
+/// The parts of a tensor along dimension 0, of these lengths, or of one length: where each begins,
+/// and its number of elements.
+fn parts(name: &str, tensor: &Tensor, sizes: Option<Vec<i64>>, n: usize) -> PyResult<Vec<(*mut u8, usize)>> {
+    let rows = tensor.first_len();
+    let sizes = sizes.unwrap_or_else(|| vec![(rows / n) as i64; n]);
+    let lens: Option<Vec<usize>> = sizes.iter().map(|size| usize::try_from(*size).ok()).collect();
+    let sum = |lens: &Vec<usize>| lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
+    let Some(lens) = lens.filter(|lens| lens.len() == n && sum(lens) == Some(rows)) else {
+        return Err(PyValueError::new_err(format!(
+            "{name}_split_sizes is {sizes:?}; it has a size for each of {n} ranks, and their sum is the length of dimension 0, \
+             {rows}"
+        )));
+    };
+    let row = tensor.element_count() / rows.max(1);
+    let mut next = tensor.address();
+    Ok(lens
+        .into_iter()
+        .map(|len| {
+            let block = (next, len * row);
+            next = next.wrapping_add(block.1 * tensor.element.byte_len);
+            block
+        })
+        .collect())
+}
+
 impl Communicator {
     fn world_size(&self) -> usize {
         self.communicator.world_size() as usize
@@ -238,7 +263,8 @@ impl Communicator {
             let own = &tensors[self.communicator.rank().index()];
             check_len(list_name, own, len, &format!("at this rank's place, because {} has {len}", one.0))?;
             tensors.insert(0, tensor);
-            return self.with_blocks(one.1.py(), collective, tensors, 1, async_op);
+            let blocks = tensors.iter().map(Tensor::block).collect();
+            return self.with_blocks(one.1.py(), collective, tensors, blocks, 1, async_op);
         }
         let check = |element| check_len(list_name, element, len, &format!("{} has {len}", one.0));
         tensors.iter().try_for_each(check)?;
@@ -255,20 +281,22 @@ impl Communicator {
         }
     }
 
-    /// A call on tensors of different lengths, of which the first `given` are the inputs.
+    /// A call on blocks of different lengths, which are in the tensors: addresses and numbers of
+    /// elements, of which the first `given` are the inputs.
     fn with_blocks(
         &self,
         py: Python<'_>,
         collective: Collective<Rank>,
         tensors: Vec<Tensor>,
+        blocks: Vec<(*mut u8, usize)>,
         given: usize,
         async_op: bool,
     ) -> Started {
         check_apart(&tensors)?;
         let data_type = tensors[0].transfer_type();
-        let addresses = Addresses::Blocks(tensors.iter().map(Tensor::address).collect());
-        let counts: Vec<usize> = tensors.iter().map(Tensor::element_count).collect();
-        // SAFETY: the addresses are those of the tensors, which have so many elements.
+        let (addresses, counts): (Vec<*mut u8>, Vec<usize>) = blocks.into_iter().unzip();
+        let addresses = Addresses::Blocks(addresses);
+        // SAFETY: the blocks are in the tensors, as the callers see to.
         unsafe {
             self.start(py, tensors, async_op, |stream| {
                 addresses.enqueue_blocks(&self.communicator, collective, data_type, &counts, given, stream)
@@ -530,7 +558,27 @@ impl Communicator {
         if tensors.is_empty() {
             return Err(PyValueError::new_err(format!("{operation} has no tensors")));
         }
-        self.with_blocks(py, collective, tensors, inputs.len(), async_op)
+        let blocks = tensors.iter().map(Tensor::block).collect();
+        self.with_blocks(py, collective, tensors, blocks, inputs.len(), async_op)
+    }
+
+    /// all_to_all of parts along dimension 0, of these lengths, or of one length.
+    #[pyo3(signature = (output, input, output_sizes, input_sizes, async_op = false))]
+    fn all_to_all_split(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        output_sizes: Option<Vec<i64>>,
+        input_sizes: Option<Vec<i64>>,
+        async_op: bool,
+    ) -> Started {
+        let n = self.world_size();
+        let source = self.tensor(&Collective::AllToAll, ("input", input), Access::Read)?;
+        let destination = self.tensor(&Collective::AllToAll, ("output", output), Access::Write)?;
+        check_same_type(("input", &source), ("output", &destination))?;
+        let mut blocks = parts("input", &source, input_sizes, n)?;
+        blocks.extend(parts("output", &destination, output_sizes, n)?);
+        self.with_blocks(input.py(), Collective::AllToAll, vec![source, destination], blocks, n, async_op)
     }
 
     #[pyo3(signature = (messages, async_op = true))]

@@ -63,7 +63,9 @@ fn new_exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyA
         }
         _ => (&ERROR, "Error"),
     };
-    let exception = class.import(py, "distcollective.errors", name)?.call1((error.to_string(),))?;
+    // Programs for torch look for the word.
+    let hint = if error.kind() == ErrorKind::DeadlineExceeded { "; the timeout is over" } else { "" };
+    let exception = class.import(py, "distcollective.errors", name)?.call1((format!("{error}{hint}"),))?;
     exception.setattr("kind", format!("{:?}", error.kind()))?;
     // What a plugin raised.
     if let Some(cause) = error.source().and_then(|source| source.downcast_ref::<PyErr>()) {

@@ -138,6 +138,11 @@ impl Tensor {
         }
     }
 
+    /// The whole tensor as a block: its address and its number of elements.
+    pub(super) fn block(&self) -> (*mut u8, usize) {
+        (self.address(), self.element_count())
+    }
+
     /// How many elements it has.
     pub(super) fn element_count(&self) -> usize {
         self.element_count

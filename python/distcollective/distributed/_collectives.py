@@ -329,21 +329,9 @@ def all_to_all(
     return found._live().call_on_blocks("all_to_all", outputs, inputs, 0, async_op)
 
 
-def _split(name: str, tensor: Any, sizes: Optional[Sequence[int]], n: int) -> List[Any]:
-    """The parts of a tensor along dimension 0, of these lengths, or of one length."""
-    shape = tuple(getattr(tensor, "shape", ()))
-    if not shape or not hasattr(tensor, "__getitem__"):
-        raise TypeError(
-            f"{name}: a tensor with split sizes is an array of numpy or a tensor of torch, and has dimensions"
-        )
-    lengths = [shape[0] // n] * n if sizes is None else [int(size) for size in sizes]
-    if len(lengths) != n or min(lengths) < 0 or sum(lengths) != shape[0]:
-        raise ArgumentError(
-            f"{name}_split_sizes is {lengths}; it has a size for each of {n} ranks, and their sum is the length of "
-            f"dimension 0, {shape[0]}"
-        )
-    ends = [sum(lengths[: number + 1]) for number in range(n)]
-    return [tensor[end - length : end] for end, length in zip(ends, lengths)]
+def split_sizes(sizes: Optional[Sequence[int]]) -> Optional[List[int]]:
+    """Split sizes, if there are any. An empty list is none, as in torch."""
+    return None if sizes is None or len(sizes) == 0 else [int(size) for size in sizes]
 
 
 def all_to_all_single(
@@ -369,15 +357,10 @@ def all_to_all_single(
     found = member(group, "all_to_all_single")
     if found is None:
         return None
-    # An empty list is none, as in torch.
-    output_split_sizes, input_split_sizes = (
-        None if sizes is None or len(sizes) == 0 else sizes for sizes in (output_split_sizes, input_split_sizes)
-    )
-    if output_split_sizes is None and input_split_sizes is None:
+    output_sizes, input_sizes = split_sizes(output_split_sizes), split_sizes(input_split_sizes)
+    if output_sizes is None and input_sizes is None:
         return found._live().all_to_all(output, input, async_op)
-    outputs = _split("output", output, output_split_sizes, found.size())
-    inputs = _split("input", input, input_split_sizes, found.size())
-    return found._live().call_on_blocks("all_to_all", outputs, inputs, 0, async_op)
+    return found._live().all_to_all_split(output, input, output_sizes, input_sizes, async_op)
 
 
 def barrier(
