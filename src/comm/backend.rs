@@ -294,7 +294,7 @@ pub(crate) struct Request<'a> {
     pub(crate) blocks: Option<&'a [Address]>,
     /// The blocks of a call whose [blocks differ in length](Purpose::UNEVEN). `block_elements` is
     /// then the length of the longest, and `input`, `output` and `blocks` are not used.
-    pub(crate) uneven: Option<Uneven<'a>>,
+    pub(crate) uneven: Option<&'a Uneven<'a>>,
     /// Memory that the call uses between its steps: on the GPU, as long as [`Backend::prepare`] has
     /// said. The call then allocates nothing. Whether a rank brings it is its own matter.
     pub(crate) scratch: Option<*mut [u8]>,

@@ -60,7 +60,7 @@ impl UnevenBlocks {
         }
         let [input, output] = &self.addresses;
         let uneven = Uneven { counts: &counts, input, output };
-        let request = Request { call: Call { block_elements, ..call }, uneven: Some(uneven), ..*request };
+        let request = Request { call: Call { block_elements, ..call }, uneven: Some(&uneven), ..*request };
         // SAFETY: the caller's promise.
         unsafe { Checked { backend: Some(&**backend), request: &request }.run() }
     }
