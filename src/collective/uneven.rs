@@ -38,10 +38,11 @@ impl BlockCounts {
     ///
     /// # Errors
     ///
-    /// `Disagreement`: two ranks make different calls, or one gives another a number of elements
-    /// that this one does not take. `System`: a rank gives more than memory can hold. All ranks
-    /// find the same. `name` gives a rank's name, and
-    /// `describe` the call of a word.
+    /// All ranks find the same. `name` gives a rank's name, and `describe` the call of a word.
+    ///
+    /// - `Disagreement`: two ranks make different calls, or one gives another a number of elements
+    ///   that this one does not take.
+    /// - `System`: a rank gives more than memory can hold.
     pub(crate) fn agreed(
         call: &Call,
         rank_count: usize,
