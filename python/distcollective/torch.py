@@ -69,18 +69,8 @@ _TITLES = {
     **dict.fromkeys(("alltoall", "alltoall_base"), "all_to_all"),
     "recv_anysource": "recvAnySource",
 }
-#: Methods whose second argument is what the rank gives.
-_OUTPUT_FIRST = {
-    *(
-        "allgather",
-        "_allgather_base",
-        "allgather_coalesced",
-        "allgather_into_tensor_coalesced",
-        "reduce_scatter",
-        "_reduce_scatter_base",
-    ),
-    *("reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base", "gather", "gather_single", "scatter"),
-}
+#: Calls whose second argument is what the rank gives.
+_OUTPUT_FIRST = {"all_gather", "reduce_scatter", "all_to_all", "gather", "gather_single", "scatter"}
 _MESSAGES = ("send", "recv", "recv_anysource")
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
@@ -115,7 +105,8 @@ def _flat(tensors):
 def _call(method):
     """A method whose errors are torch's, and which torch's profiler sees."""
     name = method.__name__
-    title, is_output_first = _TITLES.get(name, name), name in _OUTPUT_FIRST
+    title = _TITLES.get(name, name)
+    given = slice(1, 2) if title in _OUTPUT_FIRST else slice(1)
 
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
@@ -124,7 +115,7 @@ def _call(method):
                 self._finish_on([*arguments, *named.values()])
             if not _profiler._is_profiler_enabled:
                 return method(self, *arguments, **named)
-            with _recorded(title, arguments[int(is_output_first) :][:1]):
+            with _recorded(title, arguments[given]):
                 return method(self, *arguments, **named)
         except Error as error:
             raise _told(error) from None

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use distcollective::comm::TransferType;
 use distcollective::tensor::MemorySpace;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -93,7 +93,11 @@ impl Tensor {
             return Err(PyValueError::new_err(hint));
         }
         let byte_len = element_count * element.byte_len;
-        let mut words = vec![0u128; byte_len.div_ceil(size_of::<u128>())];
+        // Indices of a tensor that is read may be one element, so that the copy is much longer.
+        let (mut words, len) = (Vec::new(), byte_len.div_ceil(size_of::<u128>()));
+        let reserved = words.try_reserve_exact(len);
+        reserved.map_err(|_| PyMemoryError::new_err(format!("there is no memory for a copy of {byte_len} bytes")))?;
+        words.resize(len, 0u128);
         let address = words.as_mut_ptr().cast::<u8>();
         // SAFETY: the words have at least so many bytes. The object describes its own memory, which
         // the owner keeps alive.

@@ -32,6 +32,8 @@ def test_a_contiguous_tensor_is_used_in_place_and_others_are_written_back_by_the
         target = np.zeros(3, np.float32)
         dist.all_to_all_single(np.zeros(4, np.float32)[::2], np.broadcast_to(np.float32(1), 2))
         dist.all_gather([np.zeros(3, np.float32) for _ in range(2)], source)
+        with pytest.raises(MemoryError, match="a copy of 140737488355328 bytes"):
+            dist.send(np.broadcast_to(np.zeros(1), 2**44), 1 - dist.get_rank())
         if dist.get_rank() == 0:
             dist.send(source, 1)
         else:
