@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use distcollective::collective::Collective;
-use distcollective::comm::{BackendKind, RawBlocks, RawCollective, RawMessage, RawOperands, Source, TransferType};
+use distcollective::comm::{BackendKind, RawCollective, RawMessage, Source};
 use distcollective::tensor::MemorySpace;
 use distcollective::{Error, Rank, ReduceOperation, Stream};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::addresses::{Addresses, RawMessages, parts};
 use super::errors::call;
 use super::memory::{check_apart, check_distinct, streams_of};
 use super::tensor::{Access, Tensor};
@@ -39,21 +40,6 @@ type Argument<'a, 'py> = (&'static str, &'a Bound<'py, PyAny>);
 
 /// What a call gives: the work, if the call goes on.
 type Started = PyResult<Option<Work>>;
-
-/// Addresses of tensors, which live longer than the calls on them.
-enum Addresses {
-    /// The input and the output.
-    Pair([*mut u8; 2]),
-    /// A tensor, and one for each rank.
-    List(*mut u8, Vec<*mut u8>),
-    /// The inputs, then the outputs, which may have different lengths.
-    Blocks(Vec<*mut u8>),
-}
-
-// SAFETY: the addresses are used while the tensors that they belong to are kept.
-unsafe impl Send for Addresses {}
-// SAFETY: as above.
-unsafe impl Sync for Addresses {}
 
 fn reduction(number: i32) -> PyResult<ReduceOperation> {
     let reduce_op = ReduceOperation::from_number(number).ok().flatten();
@@ -91,31 +77,6 @@ fn check_divided(name: &str, tensor: &Tensor, n: usize) -> PyResult<()> {
             Err(PyValueError::new_err(text))
         }
     }
-}
-
-/// The parts of a tensor along dimension 0, of these lengths, or of one length: where each begins,
-/// and its number of elements.
-fn parts(name: &str, tensor: &Tensor, sizes: Option<Vec<i64>>, n: usize) -> PyResult<Vec<(*mut u8, usize)>> {
-    let rows = tensor.first_len();
-    let sizes = sizes.unwrap_or_else(|| vec![(rows / n) as i64; n]);
-    let lens: Option<Vec<usize>> = sizes.iter().map(|size| usize::try_from(*size).ok()).collect();
-    let sum = |lens: &Vec<usize>| lens.iter().try_fold(0usize, |sum, len| sum.checked_add(*len));
-    let Some(lens) = lens.filter(|lens| lens.len() == n && sum(lens) == Some(rows)) else {
-        return Err(PyValueError::new_err(format!(
-            "{name}_split_sizes is {sizes:?}; it has a size for each of {n} ranks, and their sum is the length of dimension 0, \
-             {rows}"
-        )));
-    };
-    let row = tensor.element_count() / rows.max(1);
-    let mut next = tensor.address();
-    Ok(lens
-        .into_iter()
-        .map(|len| {
-            let block = (next, len * row);
-            next = next.wrapping_add(block.1 * tensor.element.byte_len);
-            block
-        })
-        .collect())
 }
 
 impl Communicator {
@@ -264,7 +225,8 @@ impl Communicator {
             check_len(list_name, own, len, &format!("at this rank's place, because {} has {len}", one.0))?;
             tensors.insert(0, tensor);
             let blocks = tensors.iter().map(Tensor::block).collect();
-            return self.with_blocks(one.1.py(), collective, tensors, blocks, 1, async_op);
+            // SAFETY: the blocks are the tensors.
+            return unsafe { self.with_blocks(one.1.py(), collective, tensors, blocks, 1, async_op) };
         }
         let check = |element| check_len(list_name, element, len, &format!("{} has {len}", one.0));
         tensors.iter().try_for_each(check)?;
@@ -281,9 +243,13 @@ impl Communicator {
         }
     }
 
-    /// A call on blocks of different lengths, which are in the tensors: addresses and numbers of
-    /// elements, of which the first `given` are the inputs.
-    fn with_blocks(
+    /// A call on blocks of different lengths: addresses and numbers of elements, of which the first
+    /// `given` are the inputs.
+    ///
+    /// # Safety
+    ///
+    /// The blocks are in the tensors, of which there is one or more, all of one type.
+    unsafe fn with_blocks(
         &self,
         py: Python<'_>,
         collective: Collective<Rank>,
@@ -296,7 +262,7 @@ impl Communicator {
         let data_type = tensors[0].transfer_type();
         let (addresses, counts): (Vec<*mut u8>, Vec<usize>) = blocks.into_iter().unzip();
         let addresses = Addresses::Blocks(addresses);
-        // SAFETY: the blocks are in the tensors, as the callers see to.
+        // SAFETY: the caller's promise.
         unsafe {
             self.start(py, tensors, async_op, |stream| {
                 addresses.enqueue_blocks(&self.communicator, collective, data_type, &counts, given, stream)
@@ -338,69 +304,9 @@ pub(super) fn cuda_stream(stream: usize, ordinal: u32) -> Result<Stream, Error> 
     unsafe { Stream::from_raw_cuda(stream, ordinal) }
 }
 
-impl Addresses {
-    /// # Safety
-    ///
-    /// As [`distcollective::Communicator::enqueue`].
-    unsafe fn enqueue(
-        &self,
-        communicator: &distcollective::Communicator,
-        collective: Collective<Rank>,
-        data_type: TransferType,
-        block_elements: usize,
-        stream: &Stream,
-    ) -> Result<distcollective::Work<RawCollective>, Error> {
-        let operands = match *self {
-            Addresses::Pair([input, output]) => RawOperands::Pair { input, output },
-            Addresses::List(one, ref list) => RawOperands::List { one, list },
-            Addresses::Blocks(_) => unreachable!("blocks have counts"),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue(collective, data_type, block_elements, operands, stream) }
-    }
-
-    /// Makes a call on blocks, of which the first `given` are the inputs.
-    ///
-    /// # Safety
-    ///
-    /// As [`distcollective::Communicator::enqueue_v`].
-    unsafe fn enqueue_blocks(
-        &self,
-        communicator: &distcollective::Communicator,
-        collective: Collective<Rank>,
-        data_type: TransferType,
-        counts: &[usize],
-        given: usize,
-        stream: &Stream,
-    ) -> Result<distcollective::Work<RawCollective>, Error> {
-        let Addresses::Blocks(addresses) = self else { unreachable!("only blocks have counts") };
-        let side =
-            |range: std::ops::Range<usize>| RawBlocks { addresses: &addresses[range.clone()], counts: &counts[range] };
-        let sides = [side(0..given), side(given..addresses.len())];
-        // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue_v(collective, data_type, sides, stream) }
-    }
-}
-
 /// A message as Python gives it: whether it is sent, the tensor, the other rank (`None` for any),
 /// the tag.
 type PyMessage<'py> = (bool, Bound<'py, PyAny>, Option<u32>, u32);
-
-/// Messages for the library.
-struct RawMessages(Vec<RawMessage>);
-
-// SAFETY: the addresses are used while the tensors that they belong to are kept.
-unsafe impl Send for RawMessages {}
-
-impl RawMessages {
-    /// # Safety
-    ///
-    /// As [`distcollective::Communicator::enqueue_messages`].
-    unsafe fn enqueue(self, communicator: &distcollective::Communicator) -> Result<Pending, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue_messages(&self.0) }.map(Pending::Messages)
-    }
-}
 
 #[pymethods]
 impl Communicator {
@@ -559,7 +465,8 @@ impl Communicator {
             return Err(PyValueError::new_err(format!("{operation} has no tensors")));
         }
         let blocks = tensors.iter().map(Tensor::block).collect();
-        self.with_blocks(py, collective, tensors, blocks, inputs.len(), async_op)
+        // SAFETY: the blocks are the tensors.
+        unsafe { self.with_blocks(py, collective, tensors, blocks, inputs.len(), async_op) }
     }
 
     /// all_to_all of parts along dimension 0, of these lengths, or of one length.
@@ -578,7 +485,8 @@ impl Communicator {
         check_same_type(("input", &source), ("output", &destination))?;
         let mut blocks = parts("input", &source, input_sizes, n)?;
         blocks.extend(parts("output", &destination, output_sizes, n)?);
-        self.with_blocks(input.py(), Collective::AllToAll, vec![source, destination], blocks, n, async_op)
+        // SAFETY: `parts` divides the two tensors.
+        unsafe { self.with_blocks(input.py(), Collective::AllToAll, vec![source, destination], blocks, n, async_op) }
     }
 
     #[pyo3(signature = (messages, async_op = true))]

@@ -1,6 +1,7 @@
 //! `distcollective._core`: what the Python package needs of the library. Its types and functions
 //! are described in `distcollective/_core.pyi`, and users call `distcollective.distributed`.
 
+mod addresses;
 mod communicator;
 mod cuda;
 mod description;
