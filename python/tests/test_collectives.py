@@ -1,11 +1,12 @@
 """What each call gives, on arrays of numpy and tensors of torch."""
 
 import inspect
+import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import peer, run
+from ranks import Ranks, peer, run
 
 import distcollective.distributed as dist
 
@@ -315,6 +316,19 @@ def test_subgroups():
         return ranks, dist.get_process_group_ranks(pair)
 
     assert run(4, body) == [([0, 3], [0, 1]), ([1], [0, 1]), (None, [2, 3]), ([0, 3], [2, 3])]
+
+
+def test_monitored_barrier_has_the_words_of_gloo():
+    def body(wait_all_ranks):
+        if dist.get_rank() != 0:
+            time.sleep(60)
+        with pytest.raises(TimeoutError) as raised:
+            dist.monitored_barrier(timeout=0.1, wait_all_ranks=wait_all_ranks)
+        return str(raised.value)
+
+    for wait_all_ranks, words in [(False, "Rank 1 failed to pass"), (True, "Ranks 1, 2 failed to pass")]:
+        with Ranks(3, body, wait_all_ranks) as ranks:
+            assert ranks.result(0).startswith(f"{words} monitoredBarrier: "), words
 
 
 def test_timeouts_are_times_or_seconds():

@@ -33,10 +33,9 @@ def load(backend, world_size, folder):
     import distcollective.torch  # noqa: F401
 
     torch.set_num_threads(1)
-    for features in (common.DistTestCases.backend_feature,):
-        for backends in features.values():
-            if "gloo" in backends:
-                backends.add("distcollective")
+    for backends in common.DistTestCases.backend_feature.values():
+        if "gloo" in backends:
+            backends.add("distcollective")
     # The bodies need ranks 1 and 2. Some versions ask for 8 ranks here.
     common.skip_if_small_worldsize = functools.partial(_needs_ranks, common, world_size)
     import torch.testing._internal.distributed.distributed_test as upstream

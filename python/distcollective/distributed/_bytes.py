@@ -47,12 +47,12 @@ def broadcast_object_list(
     """Replace the objects of the list on every rank by those of global rank ``src``, by default 0.
 
     All functions on objects need ``allow_pickle=True`` in ``init_process_group``, or the variable
-    ``DCL_ALLOW_PICKLE=1``. ``device`` is read by nobody: objects are in the memory of the host.
+    ``DCL_ALLOW_PICKLE=1``. No rank reads ``device``: objects are in host memory.
     """
     found = _objects(group, "broadcast_object_list")
     if found is None:
         return
-    root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
+    root = found._root("src", src, group_src)
     data = pickle.dumps(list(object_list)) if found.rank() == root else b""
     got = pickle.loads(found._live().broadcast_bytes(data, root))
     if len(got) != len(object_list):
@@ -78,7 +78,7 @@ def gather_object(
     found = _objects(group, "gather_object")
     if found is None:
         return
-    root = found._peer("dst", 0 if dst is None and group_dst is None else dst, group_dst)
+    root = found._root("dst", dst, group_dst)
     list_of_root("object_gather_list", object_gather_list, "dst", root, found)
     got = found._live().gather_bytes(pickle.dumps(obj), root)
     if got is not None and object_gather_list is not None:
@@ -104,7 +104,7 @@ def scatter_object_list(
         return
     if not scatter_object_output_list:
         raise ArgumentError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-    root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
+    root = found._root("src", src, group_src)
     # As in torch, the other ranks may give any list.
     objects = scatter_object_input_list if found.rank() == root else None
     list_of_root("scatter_object_input_list", objects, "src", root, found)

@@ -208,7 +208,7 @@ def scatter(
     found = member(group, "scatter")
     if found is None:
         return None
-    root = found._peer("src", 0 if src is None and group_src is None else src, group_src)
+    root = found._root("src", src, group_src)
     tensors = list_of_root("scatter_list", scatter_list, "src", root, found)
     return found._live().call_on_list("scatter", tensor, tensors, root, async_op)
 
@@ -233,7 +233,7 @@ def gather(
     found = member(group, "gather")
     if found is None:
         return None
-    root = found._peer("dst", 0 if dst is None and group_dst is None else dst, group_dst)
+    root = found._root("dst", dst, group_dst)
     tensors = list_of_root("gather_list", gather_list, "dst", root, found)
     return found._live().call_on_list("gather", tensor, tensors, root, async_op)
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 from urllib.parse import urlsplit
 
 from .. import _core
-from ..errors import ArgumentError, Error, text_of
+from ..errors import ArgumentError, DeadlineError, Error, text_of
 
 _BACKENDS = ("gloo", "host", "nccl")
 #: A time, or a number of seconds; None for what holds unless it is given.
@@ -132,6 +132,10 @@ class ProcessGroup:
             raise ArgumentError(f"group_{name} is {group_rank}, and the group has {self.size()} ranks")
         return group_rank
 
+    def _root(self, name: str, rank: Optional[int], group_rank: Optional[int]) -> int:
+        """``_peer``, which is global rank 0 unless one of the two is given."""
+        return self._peer(name, 0 if rank is None and group_rank is None else rank, group_rank)
+
     def __repr__(self) -> str:
         return f"ProcessGroup(ranks={self._ranks})"
 
@@ -143,6 +147,8 @@ def monitored_barrier(communicator: _core.Communicator, timeout: Timeout, wait_a
     except Error as error:
         rank, found = communicator.rank, re.search(r"ranks? (\d[\d, and]*) did not arrive", str(error))
         missing = re.findall(r"\d+", found[1]) if found else []
+        if rank == 0 and not missing and not isinstance(error, DeadlineError):
+            raise
         if rank != 0:
             words = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
         elif not missing or timeout in (0, timedelta(0)):

@@ -91,8 +91,8 @@ impl Communicator {
     /// `block_elements` is NCCL's count: what a rank gives to all_gather and gather, gets from
     /// reduce_scatter and scatter, sends to each rank in all_to_all, and the whole buffer in
     /// all_reduce, broadcast and reduce. Each tensor of a list has as many. `data_type` is a
-    /// [`DataType`](crate::DataType), or in operations that do not reduce a
-    /// [`MovedType`](crate::comm::MovedType).
+    /// [`DataType`](crate::DataType), or a [`MovedType`](crate::comm::MovedType), of which only the
+    /// complex types are reduced.
     ///
     /// # Safety
     ///
@@ -101,14 +101,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument`: the root is not a rank; bool is averaged; a type that is only moved is
-    ///   reduced; a list is given to an operation that has no list form; a
-    ///   [transport type](Self::with_wire_type) is set, and the operation or the type has none.
+    /// - `InvalidArgument`: the root is not a rank; the type does not have the reduction; a list is
+    ///   given to an operation that has no list form; a [transport type](Self::with_wire_type) is
+    ///   set, and the operation or the type has none.
     /// - `InvalidBuffer`: the elements are more than memory can hold; an address that this rank
     ///   uses is null or not aligned to the element; the list has not one address for each rank;
     ///   two outputs overlap, or input and output in another way than
     ///   [`InPlace`](crate::collective::InPlace) says. A [`MovedType`](crate::comm::MovedType)
-    ///   needs no alignment.
+    ///   that is not reduced needs no alignment.
     /// - `Unsupported`: a transport type is set, and a list is given.
     /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue(

@@ -161,11 +161,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument`: the operation has no counts; the root is not a rank; bool is averaged;
-    ///   a type that is only moved is reduced.
+    /// - `InvalidArgument`: the operation has no counts; the root is not a rank; the type does not
+    ///   have the reduction.
     /// - `InvalidBuffer`: a side that this rank uses has not as many blocks as the operation has;
-    ///   the elements are more than memory can hold; the address of a block with elements is null
-    ///   or not aligned; buffers overlap that may not.
+    ///   this rank gives itself more or less than it takes from itself; the elements are more than
+    ///   memory can hold; the address of a block with elements is null or not aligned; buffers
+    ///   overlap that may not.
     /// - `Unsupported`: a transport type is set.
     /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue_v(
