@@ -246,9 +246,9 @@ os.register_at_fork(after_in_child=_forget_waiters)
 class ProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed."""
 
-    def __init__(self, communicator):
+    def __init__(self, communicator, store):
         super().__init__(communicator.rank, communicator.world_size)
-        self._communicator = communicator
+        self._communicator, self._store = communicator, store
         self._name = self._description = ""
         self._coalesced = None
         #: Works that write to tensors when they are waited for.
@@ -287,13 +287,23 @@ class ProcessGroup(dist.ProcessGroup):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    _device_types = (torch.device("cpu"),)
+    supports_coalescing = supports_time_estimate = False
+    supports_splitting = True
 
-    @property
-    def _device_types(self):
-        # None while torch makes the group: newer versions attach a recorder, which only a group in
-        # C++ can have.
-        return [torch.device("cpu")] if self in dist.distributed_c10d._world.pg_map else []
+    def get_group_store(self):
+        return self._store
+
+    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """A group of some of this group's ranks. The others get None, at once."""
+        if self.rank() not in ranks:
+            return None
+        name = f"{group_name} of {ranks}"
+        store = dist.PrefixStore(f"{name}/", self._store)
+        timeout = self._live().timeout if timeout is None else timeout
+        group = _create(store, ranks.index(self.rank()), len(ranks), timeout)
+        group._name, group._description = group_name or name, group_desc or ""
+        return group
 
     def _get_backend(self, device):
         if device.type != "cpu":
@@ -711,7 +721,7 @@ def _meet(store, rank, size, timeout):
 
 def _create(store, rank, size, timeout):
     try:
-        return ProcessGroup(_core.connect(_meet(store, rank, size, timeout), rank, size, timeout))
+        return ProcessGroup(_core.connect(_meet(store, rank, size, timeout), rank, size, timeout), store)
     except Error as error:
         raise _told(error) from None
 
@@ -720,6 +730,8 @@ def register():
     """What importing this module does. Newer versions of torch find it by the backend's name, and call it."""
     if _NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(_NAME, _create, devices=["cpu"])
+        # Newer versions attach a recorder to the groups of other backends, and only a group in C++ can have it.
+        getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(_NAME)
 
 
 register()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import socket
 import subprocess
 import sys
 
@@ -53,6 +54,31 @@ def test_each_launch_function(launcher, capfd):
     draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
     assert received == [(0, 2, draws), (1, 2, draws)]
     assert ("rank 0 of 2" in capfd.readouterr().out) == (launcher is None)
+
+
+def test_rank_0_holds_the_port():
+    def is_free(port):
+        with socket.socket() as search:
+            try:
+                search.bind(("127.0.0.1", port))
+                return True
+            except OSError:
+                return False
+
+    def body():
+        port = int(os.environ["MASTER_PORT"])
+        dist.barrier()
+        was_free = is_free(port)
+        # A server that asks for the port gets it, as torch's store does.
+        if dist.get_rank() == 0:
+            socket.create_server(("127.0.0.1", port)).close()
+        dist.barrier()
+        dist.destroy_process_group()
+        return was_free, port
+
+    (first, port), (second, _) = run(2, body)
+    assert not first and not second
+    assert is_free(port)
 
 
 def test_a_launch_function_reads_its_own_launchers_variables():

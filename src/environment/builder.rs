@@ -10,6 +10,7 @@ use super::agreement::{AgreedSetup, RankInfo};
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
+use super::held_port::HeldPort;
 use super::launch_report::LaunchReport;
 use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
@@ -183,6 +184,7 @@ impl EnvironmentBuilder {
             None => timeout_or(DEFAULT_TIMEOUT)?,
         };
         let deadline = deadline_after(timeout);
+        let port = discovery.master_port.filter(|_| discovery.rank == Rank(0)).and_then(HeldPort::new);
         let report = LaunchReport::begin(&discovery, deadline);
         let job = format!("environment {} of {}", only_one.generation(), discovery.job);
         let connected = self.connect(&discovery, &job, deadline).map_err(|e| e.on_rank(discovery.rank));
@@ -191,7 +193,7 @@ impl EnvironmentBuilder {
         report.met();
         only_one.count(&communicator);
         let groups = NamedGroups::new(communicator.clone());
-        let environment = Environment { communicator, discovery, seed, groups, _only_one: only_one };
+        let environment = Environment { communicator, discovery, seed, groups, _only_one: only_one, _port: port };
         crate::util::log::event!(DEBUG, "{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));

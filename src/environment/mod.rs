@@ -6,6 +6,7 @@ mod builder;
 mod discovery;
 mod endpoint;
 mod groups;
+mod held_port;
 mod launch_report;
 mod only_one;
 mod process;
@@ -18,6 +19,7 @@ pub use builder::{DEFAULT_SEED, EnvironmentBuilder};
 pub use discovery::Launcher;
 use discovery::{CallerValues, Discovery, LAUNCH_SOCKET, System};
 use groups::NamedGroups;
+use held_port::HeldPort;
 use only_one::OnlyOne;
 
 use crate::comm::{BackendKind, Communicator};
@@ -57,7 +59,8 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// `distcollective launch`, TensorRT's sample, Open MPI, MPICH, Intel MPI or SLURM. Rank and world
 /// size are required. The guide "Under each launcher" lists the variables, and says which launcher
 /// counts if several have set theirs, and where the ranks meet: on this machine, over TCP, or
-/// through a file.
+/// through a file. Rank 0's process holds `MASTER_PORT` as long as the environment lives, so that
+/// nobody who asks the system for a free port gets it.
 ///
 /// # Backend
 ///
@@ -71,6 +74,7 @@ pub struct Environment {
     seed: u64,
     groups: NamedGroups,
     _only_one: OnlyOne,
+    _port: Option<HeldPort>,
 }
 
 impl Environment {

@@ -49,6 +49,8 @@ pub(super) struct Discovery {
     pub(super) rendezvous: Option<Endpoint>,
     /// The same text on every rank of the job, and on no other job's.
     pub(super) job: String,
+    /// The launcher's port on rank 0's machine.
+    pub(super) master_port: Option<u16>,
     /// Where each value came from.
     pub(super) sources: BTreeMap<&'static str, String>,
 }
@@ -145,6 +147,7 @@ pub(super) fn discover(given: &CallerValues, system: &System) -> Result<Discover
         local_world_size,
         rendezvous,
         job,
+        master_port: search.master_port,
         sources: search.sources,
     })
 }

@@ -45,6 +45,7 @@ impl Search<'_> {
         let file = variables.and_then(|v| v.rendezvous_file);
         let name = self.job_name(variables, several_machines.is_some());
         let port = self.port(given.port, PORT);
+        self.master_port = port;
         let rendezvous_port = self.port(given.rendezvous_port, RENDEZVOUS_PORT);
         if let (Some(host), Some(port)) = (&host, port) {
             let source = if given.host.is_some() { GIVEN } else { "MASTER_ADDR, MASTER_PORT" };

@@ -69,11 +69,13 @@ pub(super) struct Search<'a> {
     pub(super) mistakes: Vec<String>,
     /// Where each value came from.
     pub(super) sources: BTreeMap<&'static str, String>,
+    /// The launcher's port on rank 0's machine.
+    pub(super) master_port: Option<u16>,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(system: &'a System) -> Self {
-        Search { system, mistakes: Vec::new(), sources: BTreeMap::new() }
+        Search { system, mistakes: Vec::new(), sources: BTreeMap::new(), master_port: None }
     }
 
     /// Whether a variable is set.

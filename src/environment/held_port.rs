@@ -1,0 +1,51 @@
+//! The port of a job, as long as its environment lives.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
+
+/// A socket that has a port and does not listen. Nobody who asks the system for a free port gets
+/// this one. A server that asks for it by its number gets it, if it sets `SO_REUSEADDR` as servers
+/// do: torch's store, for example.
+pub(super) struct HeldPort {
+    _socket: OwnedFd,
+}
+
+impl HeldPort {
+    /// `None` if the system refuses it. Then somebody else has the port: torchrun, for example.
+    pub(super) fn new(port: u16) -> Option<Self> {
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+        set_socket_reuseaddr(&socket, true).ok()?;
+        bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).ok()?;
+        Some(HeldPort { _socket: socket })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_server_gets_the_port_and_a_search_does_not() {
+        let listen = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+        let port = listen(0).and_then(|found| found.local_addr()).expect("a port").port();
+        let held = HeldPort::new(port).expect("a free port");
+        // Without SO_REUSEADDR, as a search looks at each port.
+        let search = || {
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        };
+        assert_eq!(search(), Err(rustix::io::Errno::ADDRINUSE));
+        // The standard library sets it.
+        drop(listen(port).expect("the port of a server"));
+        drop(held);
+        assert_eq!(search(), Ok(()));
+        assert!(HeldPort::new(0).is_some());
+        let _server = listen(port).expect("a free port");
+        assert!(HeldPort::new(port).is_none());
+    }
+}
