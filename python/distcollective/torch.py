@@ -30,8 +30,9 @@ from .distributed._collectives import split_sizes
 from .distributed._groups import monitored_barrier
 from .errors import Error
 
+_VERSION = [int(part) for part in torch.__version__.split(".")[:2]]
 # Older versions do not keep a Work that is written in Python, and hang when C++ waits for it.
-if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]:
+if _VERSION < [2, 7]:
     raise ImportError(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
 
 _Torch = torch._C._distributed_c10d
@@ -87,12 +88,17 @@ def _told(error):
 def _recorded(title, tensors):
     """Shows a call to torch's profiler as gloo's are shown: with tensors, and ended by another thread."""
     handle = torch.autograd._record_function_with_args_enter(f"{_NAME}:{title}", *_flat(tensors))
+    end = functools.partial(torch.autograd._record_function_with_args_exit, handle)
     try:
         yield
     finally:
-        ending = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(handle,))
-        ending.start()
-        ending.join()
+        # Older versions lose what another thread ends.
+        if _VERSION < [2, 15]:
+            end()
+        else:
+            ending = threading.Thread(target=end)
+            ending.start()
+            ending.join()
 
 
 def _flat(tensors):

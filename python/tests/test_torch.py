@@ -17,7 +17,8 @@ from ranks import DEADLINE, Ranks, peer
 
 torch = peer("torch")
 dist = torch.distributed
-IS_OLD = [int(part) for part in torch.__version__.split(".")[:2]] < [2, 7]
+VERSION = [int(part) for part in torch.__version__.split(".")[:2]]
+IS_OLD = VERSION < [2, 7]
 
 
 def test_an_old_torch_is_an_error():
@@ -246,6 +247,29 @@ def test_groups_are_made_by_their_ranks():
         return x.item(), y.item()
 
     assert run(4, body) == [(1, 3), (1, 1), (5, 2), (5, 3)]
+
+
+def test_a_group_is_split():
+    if VERSION < [2, 15]:
+        pytest.skip("older versions split groups of GPUs only")
+
+    def body():
+        rank = dist.get_rank()
+        mine = dist.split_group(split_ranks=[[0, 2], [3]])
+        x = torch.tensor([rank])
+        if rank == 1:
+            assert mine is dist.GroupMember.NON_GROUP_MEMBER
+            return 1
+        dist.all_reduce(x, group=mine)
+        again = dist.split_group(mine, [[1, 0]] if rank != 3 else [[0]])
+        dist.all_reduce(x, group=again)
+        # Of the group's ranks 1 and 0, rank 1 is the first.
+        assert dist.get_group_rank(again, rank) == {0: 1, 2: 0, 3: 0}[rank]
+        dist.destroy_process_group(again)
+        dist.destroy_process_group(mine)
+        return x.item()
+
+    assert run(4, body) == [4, 1, 4, 3]
 
 
 def test_messages():
