@@ -179,7 +179,11 @@ enum {
      * in NCCL. Not allowed for bool. */
     DCL_REDUCE_AVG = 4,
     /* For operations that do not reduce. */
-    DCL_REDUCE_NONE = 5
+    DCL_REDUCE_NONE = 5,
+    /* Bits: of integers and bool, in eager calls and bound layers on the host. */
+    DCL_REDUCE_BAND = 101,
+    DCL_REDUCE_BOR = 102,
+    DCL_REDUCE_BXOR = 103
 };
 
 /* How an ElementWise layer combines an element a of its first input with an element b of its second

@@ -116,7 +116,10 @@ enum class ReduceOperation : dcl_reduce_operation_t {
     kMAX = DCL_REDUCE_MAX,
     kMIN = DCL_REDUCE_MIN,
     kAVG = DCL_REDUCE_AVG,
-    kNONE = DCL_REDUCE_NONE
+    kNONE = DCL_REDUCE_NONE,
+    kBAND = DCL_REDUCE_BAND,
+    kBOR = DCL_REDUCE_BOR,
+    kBXOR = DCL_REDUCE_BXOR
 };
 
 enum class ElementWiseOperation : dcl_elementwise_operation_t {

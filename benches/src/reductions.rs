@@ -23,8 +23,7 @@ pub struct Arguments {
 pub fn measure(arguments: &Arguments) -> Result<()> {
     for data_type in DataType::ALL {
         for reduce_op in ReduceOperation::ALL {
-            // No average of bool is defined.
-            if (data_type, reduce_op) == (DataType::Bool, ReduceOperation::Avg) {
+            if !reduce_op.applies_to(data_type) {
                 continue;
             }
             for &kilobytes in &arguments.kilobytes {

@@ -158,7 +158,7 @@ def test_reductions_are_those_of_this_package_or_have_their_names():
     class Torchs(enum.Enum):
         """Numbers as torch has them."""
 
-        AVG, PRODUCT, MIN, MAX, BAND = 1, 2, 3, 4, 5
+        AVG, PRODUCT, MIN, MAX, BAND, PREMUL_SUM = 1, 2, 3, 4, 5, 8
 
     def body():
         x = np.array([dist.get_rank() + 2.0], np.float32)
@@ -166,8 +166,14 @@ def test_reductions_are_those_of_this_package_or_have_their_names():
             y = x.copy()
             dist.all_reduce(y, op)
             assert y[0] == expected, op
-        with pytest.raises(ValueError, match="op is BAND, which is not offered; there are SUM, PRODUCT"):
+        with pytest.raises(ValueError, match="op is PREMUL_SUM, which is not offered; there are SUM, PRODUCT"):
+            dist.all_reduce(x, Torchs.PREMUL_SUM)
+        with pytest.raises(ValueError, match="band is of integers and bool, and not of float32"):
             dist.all_reduce(x, Torchs.BAND)
+        for op, expected in [(Torchs.BAND, 2), (dist.ReduceOp.BOR, 3), (dist.ReduceOp.BXOR, 1)]:
+            y = np.array([dist.get_rank() + 2], np.uint8)
+            dist.all_reduce(y, op)
+            assert y[0] == expected, op
         with pytest.raises(TypeError, match="op is 1, not a ReduceOp"):
             dist.all_reduce(x, 1)
 

@@ -9,8 +9,8 @@ use crate::rank::GroupRank;
 use crate::shape::{Dims, Shape};
 use crate::util::text::count_of;
 
-/// The rule of types: every type with every operation and reduction, except the average of bool.
-/// Only float32 has transport types.
+/// The rule of types: every type with every operation and reduction, except the average of bool,
+/// and bits of floats. Only float32 has transport types.
 pub(crate) fn check_type(
     reduce_op: Option<ReduceOperation>,
     wire_type: Option<WireType>,
@@ -22,11 +22,13 @@ pub(crate) fn check_type(
             "the transport type is {wire_type}, and the tensor is {data_type}; only float32 has a transport type"
         );
     }
-    if data_type == DataType::Bool && reduce_op == Some(ReduceOperation::Avg) {
-        bail!(
+    match reduce_op.filter(|reduce_op| !reduce_op.applies_to(data_type)) {
+        Some(ReduceOperation::Avg) => bail!(
             InvalidArgument,
             "bool has no average; sum and max mean or, prod and min mean and; cast to a number to average"
-        );
+        ),
+        Some(reduce_op) => bail!(InvalidArgument, "{reduce_op} is of integers and bool, and not of {data_type}"),
+        None => {}
     }
     Ok(())
 }

@@ -7,9 +7,9 @@ use std::time::Instant;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Communicator;
 use super::backend::{Backend, Checked, Request};
-use crate::collective::{Call, Collective, Purpose, check_buffers, check_list};
+use super::{BackendKind, Communicator};
+use crate::collective::{Call, Collective, Purpose, ReduceOperation, check_buffers, check_list};
 use crate::cuda::CudaStream;
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -63,6 +63,14 @@ impl Communicator {
             bail!(InvalidArgument, "{name} {rank} is not one of {}", count_of(self.world_size() as usize, "rank"));
         }
         Ok(GroupRank(rank.0))
+    }
+
+    /// Checks that the backend has a reduction: NCCL has none of bits (its `ncclRedOp_t`).
+    pub(crate) fn check_reduction(&self, reduce_op: Option<ReduceOperation>) -> Result<()> {
+        match reduce_op.filter(|reduce_op| reduce_op.is_bitwise() && self.backend() == BackendKind::Nccl) {
+            Some(reduce_op) => bail!(Unsupported, "NCCL has no {reduce_op}; the host backend has it"),
+            None => Ok(()),
+        }
     }
 
     /// Says in an error which rank and call it is about.

@@ -35,13 +35,15 @@ impl Purpose {
     pub(crate) const REFUSAL: Self = Self::new("refusal of a run", PurposeKind::Part);
 }
 
-/// Two numbers below 16 share a byte: the operation and the transport type, and the reduction and
-/// the determinism. This many bits are the first one's.
-const HALF_BITS: u32 = 4;
+/// The operation and the transport type share a byte. This many bits are the operation's.
+const OPERATION_BITS: u32 = 4;
 
-/// The first and the second number of a byte.
-fn halves(byte: u8) -> [i32; 2] {
-    [byte & ((1 << HALF_BITS) - 1), byte >> HALF_BITS].map(i32::from)
+/// The reduction and the determinism share a byte. This many bits are the reduction's.
+const REDUCTION_BITS: u32 = 7;
+
+/// The first number of a byte, of so many bits, and the second one.
+fn parts(byte: u8, bits: u32) -> [i32; 2] {
+    [byte & ((1 << bits) - 1), byte >> bits].map(i32::from)
 }
 
 /// Two words of a [`Call`], and the run that it belongs to.
@@ -54,10 +56,10 @@ impl Signature {
     pub(crate) fn new(call: Call, run: u64) -> Self {
         let Call { purpose, collective, block_elements, determinism, wire_type, .. } = call;
         let reduce_op = collective.reduce_op().map_or(ReduceOperation::NONE_NUMBER, ReduceOperation::number);
-        let reduce_op = reduce_op as u8 | (determinism.number() as u8) << HALF_BITS;
+        let reduce_op = reduce_op as u8 | (determinism.number() as u8) << REDUCTION_BITS;
         let root = collective.root().map_or(0, |root| root.0);
         let wire_type = wire_type.map_or(WireType::NONE_NUMBER, WireType::number);
-        let operation = collective.operation().number() as u8 | (wire_type as u8) << HALF_BITS;
+        let operation = collective.operation().number() as u8 | (wire_type as u8) << OPERATION_BITS;
         let bytes = [purpose.number(), operation, reduce_op, call.transfer_type().number()];
         let first = u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32;
         Signature([first, block_elements as u64, run])
@@ -68,8 +70,8 @@ impl Signature {
         let [first, block_elements, _] = self.0;
         let [purpose, operation, reduce_op, data_type] = (first as u32).to_le_bytes();
         let purpose = Purpose::from_number(purpose)?;
-        let [operation, wire_type] = halves(operation);
-        let [reduce_op, determinism] = halves(reduce_op);
+        let [operation, wire_type] = parts(operation, OPERATION_BITS);
+        let [reduce_op, determinism] = parts(reduce_op, REDUCTION_BITS);
         let determinism = Determinism::from_number(determinism).ok()?;
         let wire_type = WireType::from_number(wire_type).ok()?;
         let operation = CollectiveOperation::from_number(operation).ok()?;
@@ -118,7 +120,7 @@ mod tests {
             let data_types = DataType::ALL.into_iter().map(TransferType::Data);
             for transfer_type in data_types.chain(MovedType::all().map(TransferType::Moved)) {
                 let collective =
-                    Collective::from_parts(operation, Some(ReduceOperation::Min), Some(GroupRank(u32::MAX)))
+                    Collective::from_parts(operation, Some(ReduceOperation::Bxor), Some(GroupRank(u32::MAX)))
                         .expect("complete");
                 let (data_type, only_moved) = (transfer_type.carrier(collective.reduce_op()), transfer_type.moved());
                 let wire_types = [None, Some(WireType::Float16), Some(WireType::Bfloat16)];

@@ -411,8 +411,9 @@ mod tests {
         let types = DataType::LAYER_TYPES;
         let casts = types.iter().flat_map(|&from| types.map(move |to| (from, to)));
         let floats = types.iter().copied().filter(|data_type| data_type.is_float());
-        let reductions = DataType::ALL.iter().flat_map(|&data_type| ReduceOperation::ALL.map(|op| (data_type, op)));
-        let reductions = reductions.filter(|&reduction| reduction != (DataType::Bool, ReduceOperation::Avg));
+        let reductions =
+            DataType::ALL.iter().flat_map(|&data_type| ReduceOperation::LAYER_OPERATIONS.map(|op| (data_type, op)));
+        let reductions = reductions.filter(|(data_type, reduce_op)| reduce_op.applies_to(*data_type));
         let operations = types.iter().flat_map(|&data_type| ElementWiseOperation::ALL.map(|op| (data_type, op)));
         let operations = operations.filter(|(data_type, operation)| operation.applies_to(*data_type));
         let launched: BTreeSet<String> = casts

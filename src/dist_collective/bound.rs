@@ -112,8 +112,12 @@ impl<'a> Roles<'a> {
             }
             None => Ok(()),
         };
-        let result =
-            result.and_then(|()| if layer.nb_rank > 1 { communicator.as_backend().check_device() } else { Ok(()) });
+        let result = result.and_then(|()| match layer.nb_rank {
+            1 => Ok(()),
+            _ => communicator
+                .check_reduction(layer.collective.reduce_op())
+                .and_then(|()| communicator.as_backend().check_device()),
+        });
         result.map_err(|e| e.about(|| layer.subject.to_string()))
     }
 

@@ -198,7 +198,7 @@ fn cells() -> Vec<Cell> {
                 continue;
             }
             for reduce_op in ReduceOperation::ALL {
-                if (data_type, reduce_op) != (DataType::Bool, ReduceOperation::Avg) {
+                if reduce_op.applies_to(data_type) {
                     cells.push((operation, Some(reduce_op), data_type, None));
                 }
             }

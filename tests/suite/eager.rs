@@ -532,15 +532,9 @@ fn numbers_of_ranks_are_translated() {
 
 #[test]
 fn names_of_torch_are_read() {
-    for (name, reduce_op) in
-        [("product", ReduceOperation::Prod), ("PRODUCT", ReduceOperation::Prod), ("AVG", ReduceOperation::Avg)]
-    {
+    use ReduceOperation::{Avg, Bor, Bxor, Prod};
+    for (name, reduce_op) in [("product", Prod), ("PRODUCT", Prod), ("AVG", Avg), ("BOR", Bor), ("bxor", Bxor)] {
         assert_eq!(name.parse::<ReduceOperation>().expect("a name"), reduce_op);
-    }
-    for name in ["band", "BOR", "bxor"] {
-        let error = name.parse::<ReduceOperation>().expect_err("not offered");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().starts_with("there are no reduce operations on bits such as"), "{error}");
     }
     let error = "premul_sum".parse::<ReduceOperation>().expect_err("not offered");
     assert_eq!(error.kind(), ErrorKind::Unsupported);

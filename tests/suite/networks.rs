@@ -124,7 +124,7 @@ fn plan(n: u32, dynamic: bool, types: Vec<usize>, genes: Vec<Gene>) -> Plan {
 fn collective(n: u32, data_type: DataType, dims: &[usize], operations: &[CollectiveOperation], choice: u64) -> Action {
     let mut case = Case {
         operation: pick(operations, choice, 0),
-        reduce_op: Some(pick(&ReduceOperation::ALL, choice, 8)),
+        reduce_op: Some(pick(&ReduceOperation::LAYER_OPERATIONS, choice, 8)),
         data_type,
         wire_type: None,
         n,
@@ -161,8 +161,11 @@ fn collective(n: u32, data_type: DataType, dims: &[usize], operations: &[Collect
 
 fn identity(data_type: DataType, choice: u64) -> Action {
     let operation = pick(&CollectiveOperation::ALL, choice, 0);
-    let reduce_op =
-        if data_type == DataType::Bool { ReduceOperation::Max } else { pick(&ReduceOperation::ALL, choice, 8) };
+    let reduce_op = if data_type == DataType::Bool {
+        ReduceOperation::Max
+    } else {
+        pick(&ReduceOperation::LAYER_OPERATIONS, choice, 8)
+    };
     Action::Identity(operation, operation.reduces().then_some(reduce_op))
 }
 

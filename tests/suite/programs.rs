@@ -223,9 +223,7 @@ impl Thread {
             Step::Collective { operation, reduce_op, data_type, root, blocks, how } => {
                 let operation = CollectiveOperation::ALL[operation];
                 let (reduce_op, data_type) = (ReduceOperation::ALL[reduce_op], DataType::ALL[data_type]);
-                // bool has no average.
-                let is_bool = data_type == DataType::Bool && reduce_op == ReduceOperation::Avg;
-                let reduce_op = if is_bool { ReduceOperation::Max } else { reduce_op };
+                let reduce_op = if reduce_op.applies_to(data_type) { reduce_op } else { ReduceOperation::Max };
                 self.collective(communicator, operation, (reduce_op, data_type), root % n, blocks, how);
             }
             Step::List { operation, root, elements, how } => {

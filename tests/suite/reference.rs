@@ -76,8 +76,9 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
     if data_type == DataType::Bool {
         let mut truths = elements.iter().map(|&x| x != 0);
         return u64::from(match reduce_op {
-            ReduceOperation::Sum | ReduceOperation::Max => truths.any(|x| x),
-            ReduceOperation::Prod | ReduceOperation::Min => truths.all(|x| x),
+            ReduceOperation::Sum | ReduceOperation::Max | ReduceOperation::Bor => truths.any(|x| x),
+            ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Band => truths.all(|x| x),
+            ReduceOperation::Bxor => truths.filter(|x| *x).count() % 2 == 1,
             other => panic!("bool has no {other}"),
         });
     }
@@ -97,6 +98,9 @@ fn reduce_element(reduce_op: ReduceOperation, data_type: DataType, elements: &[u
         ReduceOperation::Prod => integers.reduce(i128::wrapping_mul),
         ReduceOperation::Max => integers.max(),
         ReduceOperation::Min => integers.min(),
+        ReduceOperation::Band => integers.reduce(|a, b| a & b),
+        ReduceOperation::Bor => integers.reduce(|a, b| a | b),
+        ReduceOperation::Bxor => integers.reduce(|a, b| a ^ b),
         ReduceOperation::Avg => integers.reduce(i128::wrapping_add).map(|sum| cut(sum) / elements.len() as i128),
         other => panic!("{other} is new"),
     };

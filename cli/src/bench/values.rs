@@ -35,7 +35,8 @@ impl Values {
         };
         let neutral = match reduce_op {
             Some(ReduceOperation::Prod) => 1,
-            Some(ReduceOperation::Min) => RESULTS,
+            // Whose bits are those of all results.
+            Some(ReduceOperation::Min | ReduceOperation::Band) => RESULTS,
             _ => 0,
         };
         Values {

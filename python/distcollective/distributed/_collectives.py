@@ -9,13 +9,16 @@ from ._groups import Group, ProcessGroup, Timeout, member
 
 
 class ReduceOp(enum.IntEnum):
-    """How elements are reduced."""
+    """How elements are reduced. Bits are those of integers and bool, and the host backend's."""
 
     SUM = 0
     PRODUCT = 1
     MAX = 2
     MIN = 3
     AVG = 4
+    BAND = 101
+    BOR = 102
+    BXOR = 103
 
 
 def _number_of(op: Any) -> int:

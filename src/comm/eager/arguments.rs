@@ -42,6 +42,7 @@ impl Communicator {
         let Some((data_type, _)) = input.or(output) else { bail!(InvalidBuffer, "there is no buffer") };
         check_wire_type(collective.operation(), self.wire_type)?;
         check_type(collective.reduce_op(), self.wire_type, data_type)?;
+        self.check_reduction(collective.reduce_op())?;
 
         let Geometry { input: input_side, output: output_side } = collective.operation().geometry();
         // The length of a block is that of a buffer with one block. Without one, it is a part of

@@ -241,6 +241,7 @@ impl Communicator {
         let (carrier, parts) =
             (data_type.carrier(collective.reduce_op()), data_type.carrier_count(collective.reduce_op()));
         check_type(collective.reduce_op(), None, carrier)?;
+        self.check_reduction(collective.reduce_op())?;
         let call = Call {
             only_moved: data_type.moved(),
             ..Call::of_blocks(collective.with_root(|rank| GroupRank(rank.0)), carrier, 0)

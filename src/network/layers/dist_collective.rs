@@ -6,7 +6,7 @@ use super::{Attributes, LayerBody, LayerOp, LayerRun};
 use crate::collective::{CollectiveOperation, Determinism, Groups, ReduceOperation, output_shape};
 use crate::data_type::DataType;
 use crate::dist_collective::{DistCollectiveLayer, Info, ResolvedLayer};
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::network::{LayerId, Network, TensorId};
 use crate::rank::Rank;
 use crate::shape::Shape;
@@ -19,6 +19,10 @@ impl LayerOp for DistCollectiveLayer {
 
     fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
         self.check_type(inputs[0])?;
+        if let Some(reduce_op) = self.reduce_op().filter(|reduce_op| reduce_op.is_bitwise()) {
+            let operations = ReduceOperation::LAYER_OPERATIONS.map(ReduceOperation::name).join(", ");
+            bail!(Unsupported, "{reduce_op} is a reduction of eager calls; a layer of a network has {operations}");
+        }
         Ok(inputs.to_vec())
     }
 

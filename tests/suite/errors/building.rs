@@ -26,7 +26,7 @@ fn numbers_and_names() {
         ReduceOperation::from_number(6),
         InvalidArgument,
         "6 is not the number of a reduce operation; they are 0 (sum), 1 (prod), 2 (max), 3 (min), 4 (avg), \
-         and 5 for none",
+         101 (band), 102 (bor), 103 (bxor), and 5 for none",
     );
     expect(DataType::from_number(12), InvalidArgument, &format!("12 is not the number of a data type; {types}"));
     expect(DataType::from_number(9), Unsupported, &format!("data type INT4 has no collective; {types}"));
@@ -43,7 +43,7 @@ fn numbers_and_names() {
     expect(
         "mean".parse::<ReduceOperation>(),
         InvalidArgument,
-        "\"mean\" is not a reduce operation; they are sum, prod (or product), max, min, avg",
+        "\"mean\" is not a reduce operation; they are sum, prod (or product), max, min, avg, band, bor, bxor",
     );
     assert_eq!(ReduceOperation::from_number(5).expect("none"), None);
     assert_eq!("FLOAT8".parse::<DataType>().expect("a type"), DataType::Float8E4M3);
@@ -259,6 +259,22 @@ fn adding_a_layer() {
         InvalidArgument,
         "layer \"a\" (all_reduce): bool has no average; sum and max mean or, prod and min mean and; cast to a number to average",
     );
+}
+
+#[test]
+fn layers_reduce_no_bits() {
+    let text = "bxor is a reduction of eager calls; a layer of a network has sum, prod, max, min, avg";
+    let (mut network, x) = typed_network(DataType::Int32, &[4]);
+    let layer = DistCollective::all_reduce(ReduceOperation::Bxor).nb_rank(2).named("x");
+    expect(network.add(layer, x), ErrorKind::Unsupported, &format!("layer \"x\" (all_reduce): {text}"));
+    // A layer that is changed later is found when the network is built.
+    let sum = DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("y");
+    let y = network.add(sum, x).expect("a layer");
+    network.mark_output(y, "out").expect("an output");
+    let (layer, _) = network.layers().last().expect("a layer");
+    let layer = network.layer_mut(layer).expect("the network's").as_dist_collective_mut().expect("it is one");
+    layer.set_reduce_op(Some(ReduceOperation::Bxor));
+    expect(network.build(), ErrorKind::InvalidNetwork, &format!("layer \"y\" (all_reduce): {text}"));
 }
 
 #[test]

@@ -225,6 +225,11 @@ fn eager_calls() {
         "rank 0: all_reduce: bool has no average; sum and max mean or, prod and min mean and; cast to a number to average",
     );
     expect(
+        communicator.all_reduce(&mut [1f32], ReduceOperation::Bor),
+        InvalidArgument,
+        "rank 0: all_reduce: bor is of integers and bool, and not of float32",
+    );
+    expect(
         communicator.gather(&[1f32], None::<&mut [f32]>, 0),
         InvalidBuffer,
         "rank 0: gather: this rank, the root, needs an output",

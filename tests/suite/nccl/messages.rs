@@ -1,7 +1,7 @@
 //! Messages between ranks on GPUs.
 
 use distcollective::comm::{Message, Received};
-use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, Result};
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result};
 
 use super::{Child, needs_more_gpus, on_gpus};
 
@@ -55,6 +55,8 @@ fn refusals(communicator: &Communicator) -> Result<()> {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.to_string().contains(text), "{error}");
     };
+    let bits = communicator.all_reduce(&mut [1u8], ReduceOperation::Bor);
+    is_unsupported(bits, "all_reduce: NCCL has no bor; the host backend has it");
     is_unsupported(communicator.send(&[1], other, 3), "send: tag 3: NCCL has no tags");
     is_unsupported(communicator.recv(&mut [1], None, 0).map(drop), "recv: NCCL does not receive from any rank");
     let failed = communicator.isend(vec![1], other, 0).expect_err("a buffer in host memory");

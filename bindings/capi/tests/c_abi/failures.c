@@ -158,6 +158,8 @@ static void mistakes_move_nothing(dcl_communicator_t *communicator, int32_t rank
           dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, DCL_REDUCE_NONE, NULL, &work));
     FAILS(DCL_STATUS_INVALID_ARGUMENT,
           dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_BOOL, DCL_REDUCE_AVG, NULL, &work));
+    FAILS(DCL_STATUS_INVALID_ARGUMENT,
+          dcl_all_reduce(communicator, given, taken, 1, DCL_DATA_TYPE_FLOAT, DCL_REDUCE_BOR, NULL, &work));
     FAILS(DCL_STATUS_UNSUPPORTED, dcl_all_reduce(communicator, given, taken, 1, 10, DCL_REDUCE_SUM, NULL, &work));
     CHECK(dcl_broadcast(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, 2, NULL, &work) != DCL_STATUS_SUCCESS);
     CHECK(dcl_broadcast(communicator, given, taken, 1, DCL_DATA_TYPE_INT32, -1, NULL, &work) != DCL_STATUS_SUCCESS);

@@ -1,6 +1,6 @@
 //! Elements as values to compute with, and the arithmetic of these values.
 
-use std::ops::{Add, Div, Mul};
+use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul};
 
 use super::float::{Float, Lanes};
 use super::vector::{Instructions, LANES};
@@ -95,7 +95,9 @@ operands! {
 }
 
 /// Sums, products and differences wrap in the element's width.
-pub(super) trait Integer: Operand<Value = Self> + Ord {
+pub(super) trait Integer:
+    Operand<Value = Self> + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self>
+{
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn subtract(self, other: Self) -> Self;

@@ -1,6 +1,7 @@
 //! Element-wise reduction of the inputs of several ranks.
 
 use std::marker::PhantomData;
+use std::ops::BitXor;
 
 use super::float::{Float, Lanes};
 use super::float_env;
@@ -188,18 +189,19 @@ where
     }
 }
 
-/// Accumulates in float32 or float64, and rounds once to `T`.
+/// Accumulates in float32 or float64, and rounds once to `T`. Callers refuse what a type does not
+/// have.
 fn reduce_floats<S: Source<Value: Real>, T: Operand<Value = S::Value>>(
     reduce_op: ReduceOperation,
     buffers: ReduceBuffers<'_>,
 ) {
     let ranks = S::Value::of_count(buffers.sources.len());
     float_env::with_default(|| match reduce_op {
-        ReduceOperation::Sum => run::<S, T>(buffers, add, keep),
         ReduceOperation::Avg => run::<S, T>(buffers, add, |sum| sum / ranks),
         ReduceOperation::Prod => run::<S, T>(buffers, multiply, keep),
         ReduceOperation::Max => run::<S, T>(buffers, max, keep),
         ReduceOperation::Min => run::<S, T>(buffers, min, keep),
+        _ => run::<S, T>(buffers, add, keep),
     });
 }
 
@@ -212,16 +214,18 @@ fn reduce_integers<T: Integer>(reduce_op: ReduceOperation, buffers: ReduceBuffer
         ReduceOperation::Prod => run::<T, T>(buffers, T::multiply, keep),
         ReduceOperation::Max => run::<T, T>(buffers, T::max, keep),
         ReduceOperation::Min => run::<T, T>(buffers, T::min, keep),
+        ReduceOperation::Band => run::<T, T>(buffers, T::bitand, keep),
+        ReduceOperation::Bor => run::<T, T>(buffers, T::bitor, keep),
+        ReduceOperation::Bxor => run::<T, T>(buffers, T::bitxor, keep),
     }
 }
 
-/// Results are 0 or 1. The builder and eager calls refuse the average of bool.
+/// Results are 0 or 1.
 fn reduce_bools(reduce_op: ReduceOperation, buffers: ReduceBuffers<'_>) {
     match reduce_op {
-        ReduceOperation::Sum | ReduceOperation::Max => run::<Bool, Bool>(buffers, u8::max, keep),
-        ReduceOperation::Prod | ReduceOperation::Min | ReduceOperation::Avg => {
-            run::<Bool, Bool>(buffers, u8::min, keep)
-        }
+        ReduceOperation::Sum | ReduceOperation::Max | ReduceOperation::Bor => run::<Bool, Bool>(buffers, u8::max, keep),
+        ReduceOperation::Bxor => run::<Bool, Bool>(buffers, u8::bitxor, keep),
+        _ => run::<Bool, Bool>(buffers, u8::min, keep),
     }
 }
 
@@ -304,6 +308,9 @@ mod tests {
         compare(sources, T::multiply, keep);
         compare(sources, T::max, keep);
         compare(sources, T::min, keep);
+        compare(sources, T::bitand, keep);
+        compare(sources, T::bitor, keep);
+        compare(sources, T::bitxor, keep);
     }
 
     /// Every pair of the two lists.
@@ -327,6 +334,7 @@ mod tests {
         let bools = [of(&a, Bool), of(&b, Bool)];
         compare([&bools[0], &bools[1]], u8::max, keep);
         compare([&bools[0], &bools[1]], u8::min, keep);
+        compare([&bools[0], &bools[1]], u8::bitxor, keep);
     }
 
     #[test]
