@@ -1,4 +1,4 @@
-"""distcollective as a backend of torch.distributed, beside gloo: the time of a call, and of a step of DDP.
+"""distcollective as a backend of torch.distributed, beside gloo: the time of a call, and of a step of DDP and of FSDP.
 
 Both have the same processes, each on a processor of its own as far as there are enough, and take turns.
 
@@ -15,6 +15,8 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 import distcollective.torch  # noqa: F401
 
@@ -36,11 +38,22 @@ def calls(size, n, group):
     yield "uneven a2a", lambda: dist.all_to_all_single(taken, block, own, splits, group=group)
 
 
-def step(group):
-    """A step of DDP of a small transformer."""
+def ddp(net, group):
+    return torch.nn.parallel.DistributedDataParallel(net, process_group=group)
+
+
+def fsdp(net, group):
+    mesh = DeviceMesh.from_group(group or dist.group.WORLD, "cpu")
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def step(make, group):
+    """A training step of a small transformer, of which ``make`` makes a parallel one."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.0)
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.TransformerEncoder(layer, 4), process_group=group)
+    net = make(torch.nn.TransformerEncoder(layer, 4), group)
     optimizer, x = torch.optim.SGD(net.parameters(), 0.01), torch.randn(4, 16, 64)
 
     def run():
@@ -77,7 +90,7 @@ def be_rank(rank, n, path):
         for text, size in SIZES.items()
         for name, _ in calls(size, n, None)
     ]
-    cases.append(("DDP step", "", [step(group) for group in groups]))
+    cases += [(f"{make.__name__} step", "", [step(make, group) for group in groups]) for make in (ddp, fsdp)]
     for name, text, both in cases:
         times = [[], []]
         for round_ in range(ROUNDS):

@@ -73,6 +73,11 @@ _TITLES = {
 #: Calls whose second argument is what the rank gives.
 _OUTPUT_FIRST = {"all_gather", "reduce_scatter", "all_to_all", "gather", "gather_single", "scatter"}
 _MESSAGES = ("send", "recv", "recv_anysource")
+#: The arguments of the short forms of calls, which have one tensor, and a root without options.
+_LONG_NAMES = {
+    **{"root": "opts", "tensor": "tensors"},
+    **{"input_tensor": "input_tensors", "output_tensor": "output_tensors"},
+}
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
 
@@ -116,6 +121,7 @@ def _call(method):
 
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
+        named = {_LONG_NAMES.get(key, key): value for key, value in named.items()}
         try:
             if self._unfinished and method.__name__ not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
@@ -271,6 +277,13 @@ class ProcessGroup(dist.ProcessGroup):
             return self._communicator
         return self._communicator.with_timeout(timeout)
 
+    def _root(self, options):
+        """The root, which is given in options, or by itself."""
+        root = options if isinstance(options, int) else options.rootRank
+        if not 0 <= root < self.size():
+            raise ValueError(f"root {root} is not one of {self.size()} ranks")
+        return root
+
     # What torch asks a group.
 
     def getBackendName(self):
@@ -296,6 +309,10 @@ class ProcessGroup(dist.ProcessGroup):
     _device_types = (torch.device("cpu"),)
     supports_coalescing = supports_time_estimate = False
     supports_splitting = True
+
+    @property
+    def options(self):
+        return _Torch.Backend.Options(_NAME, self._live().timeout)
 
     def get_group_store(self):
         return self._store
@@ -377,7 +394,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def allreduce(self, tensors, opts=_Torch.AllreduceOptions(), timeout=None, op=None):
-        return self._all_reduce(self._live(opts, timeout), _list(tensors), opts if op is None else op)
+        return self._all_reduce(self._live(opts, timeout), [_one(tensors)], opts if op is None else op)
 
     @_call
     def allreduce_coalesced(self, tensors, opts=_Torch.AllreduceCoalescedOptions()):
@@ -386,7 +403,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _all_reduce(self, communicator, tensors, opts):
         async_op, op = _is_async(opts), _op_of(opts)
         works, acts = [], []
-        for tensor in map(_plain, tensors):
+        # A tensor that is there twice gets the reduction of what it was before the call.
+        are_copies = len(tensors) > 1 and len({id(tensor) for tensor in tensors}) < len(tensors)
+        own = [_plain(tensor).clone() if are_copies else _plain(tensor) for tensor in tensors]
+        for tensor in own:
             if tensor.is_sparse:
                 self._all_reduce_sparse(communicator, op, tensor)
             elif _is_reduced(op, tensor):
@@ -395,6 +415,8 @@ class ProcessGroup(dist.ProcessGroup):
                 all_blocks = tensor.new_empty((self.size(), *tensor.shape))
                 works.append(communicator.all_gather_into(all_blocks, tensor.contiguous(), async_op))
                 acts.append(functools.partial(_reduce, op, all_blocks, tensor))
+        if are_copies:
+            acts += [functools.partial(_plain(tensor).copy_, copy) for tensor, copy in zip(tensors, own)]
         return self._started(works, tensors, acts)
 
     def _all_reduce_sparse(self, communicator, op, tensor):
@@ -416,20 +438,20 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_call
     def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=dist.ReduceOp.SUM, timeout=None):
-        root, op = (opts, _op_of(op)) if isinstance(opts, int) else (opts.rootRank, _op_of(opts))
+        root, op = self._root(opts), _op_of(op if isinstance(opts, int) else opts)
         communicator, async_op, is_root = self._live(opts, timeout), _is_async(opts), self.rank() == root
-        (tensor,) = map(_plain, _list(tensors))
+        tensor = _plain(_one(tensors))
         if _is_reduced(op, tensor):
-            return self._started([communicator.reduce(tensor, ReduceOp[op], root, async_op)], _list(tensors))
+            return self._started([communicator.reduce(tensor, ReduceOp[op], root, async_op)], [tensor])
         all_blocks = tensor.new_empty((self.size() if is_root else 0, *tensor.shape))
         work = communicator.call_on_list("gather", tensor.contiguous(), list(all_blocks), root, async_op)
         acts = [functools.partial(_reduce, op, all_blocks, tensor)] if is_root else ()
-        return self._started([work], _list(tensors), acts)
+        return self._started([work], [tensor], acts)
 
     @_call
     def broadcast(self, tensors, opts=_Torch.BroadcastOptions(), timeout=None):
-        communicator, async_op, tensors = self._live(opts, timeout), _is_async(opts), _list(tensors)
-        return self._started([communicator.broadcast(_plain(each), _root(opts), async_op) for each in tensors], tensors)
+        tensor, root = _one(tensors), self._root(opts)
+        return self._started([self._live(opts, timeout).broadcast(_plain(tensor), root, _is_async(opts))], [tensor])
 
     @_call
     def allgather(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions(), timeout=None):
@@ -512,22 +534,26 @@ class ProcessGroup(dist.ProcessGroup):
     @_call
     def gather(self, output_tensors, input_tensors, opts=_Torch.GatherOptions(), timeout=None):
         output_tensors, input_tensors = _lists(output_tensors, input_tensors)
-        outputs = output_tensors[0] if self.rank() == _root(opts) and output_tensors else []
-        arguments = _plain(input_tensors[0]), [*map(_plain, outputs)], _root(opts), _is_async(opts)
+        input, root = _plain(_one(input_tensors)), self._root(opts)
+        outputs = [*map(_plain, _one(output_tensors))] if self.rank() == root and output_tensors else []
+        input = input.clone() if _overlap([input], outputs) else input
+        arguments = input, outputs, root, _is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("gather", *arguments)], outputs)
 
     @_call
     def gather_single(self, output, input, opts=_Torch.GatherOptions()):
-        is_root = self.rank() == opts.rootRank
-        outputs = list(_plain(output).view(self.size(), input.numel())) if is_root else []
-        work = self._live(opts).call_on_list("gather", _plain(input), outputs, opts.rootRank, _is_async(opts))
+        root = self._root(opts)
+        outputs = list(_plain(output).view(self.size(), input.numel())) if self.rank() == root else []
+        work = self._live(opts).call_on_list("gather", _plain(input), outputs, root, _is_async(opts))
         return self._started([work], [output])
 
     @_call
     def scatter(self, output_tensors, input_tensors, opts=_Torch.ScatterOptions(), timeout=None):
         output_tensors, input_tensors = _lists(output_tensors, input_tensors)
-        inputs = input_tensors[0] if self.rank() == _root(opts) and input_tensors else []
-        arguments = _plain(output_tensors[0]), [*map(_plain, inputs)], _root(opts), _is_async(opts)
+        output, root = _plain(_one(output_tensors)), self._root(opts)
+        inputs = [*map(_plain, _one(input_tensors))] if self.rank() == root and input_tensors else []
+        inputs = [input.clone() for input in inputs] if _overlap(inputs, [output]) else inputs
+        arguments = output, inputs, root, _is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("scatter", *arguments)], output_tensors)
 
     @_call
@@ -563,7 +589,7 @@ class ProcessGroup(dist.ProcessGroup):
     # Newer names.
     all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced
     reduce_scatter_single, reduce_scatter_single_coalesced = _reduce_scatter_base, reduce_scatter_tensor_coalesced
-    all_to_all_single = alltoall_base
+    all_to_all_single, gather_into_tensor = alltoall_base, gather_single
 
     # Messages.
 
@@ -588,8 +614,13 @@ class ProcessGroup(dist.ProcessGroup):
         return self._kept(_Work([work], tensors, ()))
 
 
-def _list(tensors):
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+def _one(tensors):
+    """The tensor of a call that has one, or the list of one that has a list."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"the call has one tensor, or list of tensors, on each rank, and here are {len(tensors)}")
+    return tensors[0]
 
 
 def _lists(outputs, inputs):
@@ -636,11 +667,6 @@ def _tensors_in(arguments):
             yield argument
         elif isinstance(argument, (list, tuple)):
             yield from _tensors_in(argument)
-
-
-def _root(options):
-    """The root, which is given in options, or by itself."""
-    return options if isinstance(options, int) else options.rootRank
 
 
 def _is_async(options):
@@ -736,7 +762,7 @@ def register():
     """What importing this module does. Newer versions of torch find it by the backend's name, and call it."""
     if _NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(_NAME, _create, devices=["cpu"])
-        # Newer versions attach a recorder to the groups of other backends, and only a group in C++ can have it.
+        # Newer versions attach a recorder to other backends' groups. Only a group in C++ can have it.
         getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(_NAME)
 
 

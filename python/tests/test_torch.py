@@ -625,6 +625,37 @@ def test_lists_of_tensors_of_different_lengths():
     run(3, body)
 
 
+def test_the_methods_of_a_group():
+    def body():
+        group, rank = dist.group.WORLD, dist.get_rank()
+        x = torch.tensor([rank + 1.0])
+        group.broadcast(x, root=1).wait()
+        assert x.item() == 2
+        group.reduce(tensor=x, root=0, op=dist.ReduceOp.PRODUCT).wait()
+        assert x.item() == (4 if rank == 0 else 2)
+        # A tensor that is there twice is reduced once.
+        same = torch.tensor([rank + 1])
+        dist.all_reduce_coalesced([same, same])
+        assert same.item() == 3
+        # The tensor that a rank gives may be one that it gets.
+        all_ranks = [torch.full((2,), rank) for _ in range(2)]
+        dist.gather(all_ranks[1], all_ranks if rank == 0 else None)
+        assert rank == 1 or [each.tolist() for each in all_ranks] == [[0, 0], [1, 1]]
+        dist.scatter(x, [x, torch.zeros(1)] if rank == 0 else None)
+        assert x.item() == (4 if rank == 0 else 0)
+        for wrong in (lambda: group.allreduce([x, x]), lambda: group.broadcast([], root=0)):
+            with pytest.raises(ValueError, match="the call has one tensor, or list of tensors, on each rank"):
+                wrong()
+        options = torch._C._distributed_c10d.ReduceOptions()
+        options.rootRank = -1
+        with pytest.raises(ValueError, match="root -1 is not one of 2 ranks"):
+            group.reduce([x], options)
+        assert group.options._timeout == timedelta(seconds=8)
+        return True
+
+    assert all(run(2, body))
+
+
 def test_a_late_rank_is_named_at_the_timeout():
     def body():
         if dist.get_rank() == 1:

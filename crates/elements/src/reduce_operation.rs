@@ -9,8 +9,7 @@ use crate::error::{Error, Result, error};
 use crate::numbered;
 
 /// How elements are reduced. The numbers are those of TensorRT's `ReduceOperation`. Its `kNONE` (5)
-/// is `None` of an `Option<ReduceOperation>` here. TensorRT has none on bits; their numbers are this
-/// library's.
+/// is `None` of an `Option<ReduceOperation>` here. Reductions of bits are not TensorRT's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(i32)]
 #[non_exhaustive]
