@@ -6,7 +6,7 @@ Importing this registers it::
 
     torch.distributed.init_process_group("distcollective")
 
-Ranks meet through torch's store, so every launcher and ``init_method`` of torch's works. It needs torch 2.7 or newer.
+Ranks meet through torch's store, so every launcher and ``init_method`` of torch's works. It needs torch 2.3 or newer.
 """
 
 import atexit
@@ -31,9 +31,8 @@ from .distributed._groups import monitored_barrier
 from .errors import Error
 
 _VERSION = [int(part) for part in torch.__version__.split(".")[:2]]
-# Older versions do not keep a Work that is written in Python, and hang when C++ waits for it.
-if _VERSION < [2, 7]:
-    raise ImportError(f"distcollective.torch needs torch 2.7 or newer, and this is {torch.__version__}")
+if _VERSION < [2, 3]:
+    raise ImportError(f"distcollective.torch needs torch 2.3 or newer, and this is {torch.__version__}")
 
 _Torch = torch._C._distributed_c10d
 _profiler = torch.autograd.profiler
@@ -135,6 +134,10 @@ def _call(method):
     return wrapper
 
 
+#: Works that nobody has waited for. Before torch 2.7, C++ does not keep one that is written in Python.
+_held: "set[_Work]" = set()
+
+
 class _Work(_Torch.Work):
     """Calls of the library that go on, or works of this class; then what is left to do with what they brought."""
 
@@ -144,9 +147,12 @@ class _Work(_Torch.Work):
         super().__init__()
         self._works, self._tensors, self._acts, self._unfinished = works, tensors, acts, unfinished
         self._lock = threading.Lock() if acts else None
+        if _VERSION < [2, 7]:
+            _held.add(self)
 
     def wait(self, timeout=timedelta(0)):
         """Waits until the call has ended, and raises its error. Without a timeout that of the call counts."""
+        _held.discard(self)
         end = time.monotonic() + timeout.total_seconds() if timeout > timedelta(0) else None
         for work in self._works:
             left = timedelta(0) if end is None else timedelta(seconds=max(end - time.monotonic(), 1e-6))
@@ -207,6 +213,7 @@ class _Work(_Torch.Work):
     source_rank = _source_rank
 
     def get_future(self):
+        _held.discard(self)
         ended = torch.futures.Future()
         # An error is raised in a callback: C++ would take that of `set_exception` for tensors.
         future = ended.then(lambda _: self.result())
