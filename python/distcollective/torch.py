@@ -72,10 +72,14 @@ _TITLES = {
 #: Calls whose second argument is what the rank gives.
 _OUTPUT_FIRST = {"all_gather", "reduce_scatter", "all_to_all", "gather", "gather_single", "scatter"}
 _MESSAGES = ("send", "recv", "recv_anysource")
-#: The arguments of the short forms of calls, which have one tensor, and a root without options.
+#: Other names of arguments: those of the short forms of calls, and of other versions.
 _LONG_NAMES = {
-    **{"root": "opts", "tensor": "tensors"},
-    **{"input_tensor": "input_tensors", "output_tensor": "output_tensors"},
+    "root": "opts",
+    "tensor": "tensors",
+    **dict.fromkeys(("input", "input_tensor"), "input_tensors"),
+    **dict.fromkeys(("output", "output_tensor"), "output_tensors"),
+    **dict.fromkeys(("inputTensors", "input_list", "input_tensors"), "inputs"),
+    **dict.fromkeys(("outputTensors", "output_lists", "output_tensors"), "outputs"),
 }
 #: The name of a reduction by its number. The enumeration's own takes a microsecond more.
 _NAMES = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items() if name in _COMBINE}
@@ -117,10 +121,11 @@ def _call(method):
     name = method.__name__
     title = _TITLES.get(name, name)
     given = slice(1, 2) if title in _OUTPUT_FIRST else slice(1)
+    own_names = method.__code__.co_varnames[: method.__code__.co_argcount]
 
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
-        named = {_LONG_NAMES.get(key, key): value for key, value in named.items()}
+        named = {key if key in own_names else _LONG_NAMES.get(key, key): value for key, value in named.items()}
         try:
             if self._unfinished and method.__name__ not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
@@ -279,7 +284,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self._communicator is None:
             raise ValueError("the process group has been destroyed")
         if timeout is None:
-            timeout = getattr(options, "timeout", None)
+            timeout = options if isinstance(options, timedelta) else getattr(options, "timeout", None)
         if timeout is None or timeout <= timedelta(0):
             return self._communicator
         return self._communicator.with_timeout(timeout)
@@ -324,8 +329,15 @@ class ProcessGroup(dist.ProcessGroup):
     def get_group_store(self):
         return self._store
 
+    def eager_connect_single_device(self, device):
+        """Of a group that is bound to a device. Its ranks are connected."""
+
+    perform_nocolor_split = eager_connect_single_device
+
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """A group of some of this group's ranks. The others get None, at once."""
+        if not all(0 <= rank < self.size() for rank in ranks):
+            raise ValueError(f"the ranks {ranks} are not all of a group of {self.size()}")
         if self.rank() not in ranks:
             return None
         name = f"{group_name} of {ranks}"
@@ -410,8 +422,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _all_reduce(self, communicator, tensors, opts):
         async_op, op = _is_async(opts), _op_of(opts)
         works, acts = [], []
-        # A tensor that is there twice gets the reduction of what it was before the call.
-        are_copies = len(tensors) > 1 and len({id(tensor) for tensor in tensors}) < len(tensors)
+        # Tensors that share elements get the reduction of what they were before the call.
+        are_copies = len(tensors) > 1 and _share(tensors)
         own = [_plain(tensor).clone() if are_copies else _plain(tensor) for tensor in tensors]
         for tensor in own:
             if tensor.is_sparse:
@@ -447,13 +459,14 @@ class ProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=dist.ReduceOp.SUM, timeout=None):
         root, op = self._root(opts), _op_of(op if isinstance(opts, int) else opts)
         communicator, async_op, is_root = self._live(opts, timeout), _is_async(opts), self.rank() == root
-        tensor = _plain(_one(tensors))
+        given = [_one(tensors)]
+        tensor = _plain(given[0])
         if _is_reduced(op, tensor):
-            return self._started([communicator.reduce(tensor, ReduceOp[op], root, async_op)], [tensor])
+            return self._started([communicator.reduce(tensor, ReduceOp[op], root, async_op)], given)
         all_blocks = tensor.new_empty((self.size() if is_root else 0, *tensor.shape))
         work = communicator.call_on_list("gather", tensor.contiguous(), list(all_blocks), root, async_op)
         acts = [functools.partial(_reduce, op, all_blocks, tensor)] if is_root else ()
-        return self._started([work], [tensor], acts)
+        return self._started([work], given, acts)
 
     @_call
     def broadcast(self, tensors, opts=_Torch.BroadcastOptions(), timeout=None):
@@ -484,8 +497,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._gather_into([output], [input], opts)
 
     @_call
-    def allgather_into_tensor_coalesced(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions()):
-        return self._gather_into(output_tensors, input_tensors, opts)
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=_Torch.AllgatherOptions()):
+        return self._gather_into(outputs, inputs, opts)
 
     def _gather_into(self, outputs, inputs, opts):
         communicator, async_op = self._live(opts), _is_async(opts)
@@ -523,8 +536,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(self._live(opts), [outputTensor], [inputTensor], opts)
 
     @_call
-    def reduce_scatter_tensor_coalesced(self, outputTensors, inputTensors, opts=_Torch.ReduceScatterOptions()):
-        return self._reduce_scatter(self._live(opts), outputTensors, inputTensors, opts)
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=_Torch.ReduceScatterOptions()):
+        return self._reduce_scatter(self._live(opts), outputs, inputs, opts)
 
     def _reduce_scatter(self, communicator, outputs, inputs, opts):
         async_op, op = _is_async(opts), _op_of(opts)
@@ -665,6 +678,12 @@ def _extent(tensor):
 
 def _overlap(some, others):
     return any(a[0] < b[1] and b[0] < a[1] for a in map(_extent, some) for b in map(_extent, others))
+
+
+def _share(tensors):
+    """Whether two of the tensors share elements."""
+    extents = sorted(extent for extent in map(_extent, tensors) if extent[0] < extent[1])
+    return any(first[1] > second[0] for first, second in zip(extents, extents[1:]))
 
 
 def _tensors_in(arguments):

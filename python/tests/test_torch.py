@@ -267,6 +267,8 @@ def test_a_group_is_split():
     def body():
         rank = dist.get_rank()
         mine = dist.split_group(split_ranks=[[0, 2], [3]])
+        with pytest.raises(ValueError, match="not all of a group of 4"):
+            dist.group.WORLD.split_group([0, 7])
         x = torch.tensor([rank])
         if rank == 1:
             assert mine is dist.GroupMember.NON_GROUP_MEMBER
@@ -468,6 +470,25 @@ def test_a_wait_has_its_timeout_beside_a_future():
     assert all(run(2, body))
 
 
+def test_a_group_is_bound_to_the_cpu():
+    if VERSION < [2, 15]:
+        pytest.skip("older versions bind groups to GPUs only")
+
+    def body(folder):
+        dist.destroy_process_group()
+        store, rank = dist.FileStore(f"{folder}/store", 2), int(os.environ["RANK_OF_TEST"])
+        cpu = torch.device("cpu:0")
+        dist.init_process_group("distcollective", store=store, rank=rank, world_size=2, device_id=cpu)
+        x = torch.ones(1)
+        dist.all_reduce(x, group=dist.new_group([rank], use_local_synchronization=True))
+        dist.all_reduce(x)
+        dist.barrier()
+        return x.item()
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert run(2, body, folder) == [2, 2]
+
+
 def test_groups_are_made_again():
     def body(folder):
         for _ in range(3):
@@ -647,8 +668,14 @@ def test_the_methods_of_a_group():
         assert x.item() == (4 if rank == 0 else 2)
         # A tensor that is there twice is reduced once.
         same = torch.tensor([rank + 1])
-        dist.all_reduce_coalesced([same, same])
+        dist.all_reduce_coalesced([same, same.view(1, 1)])
         assert same.item() == 3
+        parameter = torch.nn.Parameter(torch.ones(1))
+        assert group.reduce([parameter], root=0).result()[0] is parameter
+        halves = torch.zeros(1, dtype=torch.int64)
+        group.reduce_scatter(output=halves, input=[same, same]).wait()
+        group.reduce_scatter_tensor_coalesced(outputs=[same], inputs=[torch.ones(2, dtype=torch.int64)]).wait()
+        assert (halves.item(), same.item()) == (6, 2)
         # The tensor that a rank gives may be one that it gets.
         all_ranks = [torch.full((2,), rank) for _ in range(2)]
         dist.gather(all_ranks[1], all_ranks if rank == 0 else None)

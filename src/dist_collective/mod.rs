@@ -285,7 +285,7 @@ impl DistCollectiveLayer {
     ///
     /// # Errors
     ///
-    /// The average of bool; a transport type, and the type is not float32.
+    /// The average of bool; bits of floats; a transport type, and the type is not float32.
     pub fn check_type(&self, data_type: DataType) -> Result<()> {
         check_type(self.reduce_op, self.wire_type, data_type).map_err(|e| self.label(e))
     }

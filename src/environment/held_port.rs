@@ -1,6 +1,6 @@
 //! The port of a job, as long as its environment lives.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 /// A socket that has a port and does not listen. Nobody who asks the system for a free port gets
 /// this one. A server that asks for it by its number gets it, if it sets `SO_REUSEADDR` as servers
-/// do: torch's store, for example.
+/// do: torch's store, for example. A fork of the process holds the port too.
 pub(super) struct HeldPort {
     _socket: OwnedFd,
 }
@@ -16,10 +16,14 @@ pub(super) struct HeldPort {
 impl HeldPort {
     /// `None` if the system refuses it. Then somebody else has the port: torchrun, for example.
     pub(super) fn new(port: u16) -> Option<Self> {
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
-        set_socket_reuseaddr(&socket, true).ok()?;
-        bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).ok()?;
-        Some(HeldPort { _socket: socket })
+        // The first is of both families, on a machine that has IPv6.
+        [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)].into_iter().find_map(|any| {
+            let family = if any.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+            let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+            set_socket_reuseaddr(&socket, true).ok()?;
+            bind(&socket, &SocketAddr::new(any, port)).ok()?;
+            Some(HeldPort { _socket: socket })
+        })
     }
 }
 

@@ -57,7 +57,8 @@ def _replace_gloo():
         create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
         def __new__(cls, store, rank, size, options=None, timeout=None):
-            return ours._create(store, rank, size, timeout or getattr(options, "_timeout", options))
+            timeout = timeout or getattr(options, "_timeout", options) or c10d.default_pg_timeout
+            return ours._create(store, rank, size, timeout)
 
     dist.ProcessGroupGloo = c10d.ProcessGroupGloo = Gloo
 

@@ -13,6 +13,7 @@ import argparse
 import collections
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,13 +48,14 @@ def run(source, file, is_ours):
         report = f"{folder}/report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", str(TEST_LIMIT)]
         command += ["--junitxml", report, str(tests / file)]
-        try:
-            quiet = subprocess.DEVNULL
-            subprocess.run(command, env=environment, cwd=tests, stdout=quiet, stderr=quiet, timeout=FILE_LIMIT)
-        except subprocess.TimeoutExpired:
-            pass
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, env=environment, cwd=tests, start_new_session=True, **quiet) as pytest:
+            try:
+                pytest.wait(FILE_LIMIT)
+            except subprocess.TimeoutExpired:
+                os.killpg(pytest.pid, signal.SIGKILL)
         if not os.path.exists(report):
-            return {}
+            sys.exit(f"{file}: no result within {FILE_LIMIT} s")
         cases = ElementTree.parse(report).getroot().iter("testcase")
         found = {}
         for case in cases:

@@ -109,7 +109,7 @@ impl Communicator {
     ///   two outputs overlap, or input and output in another way than
     ///   [`InPlace`](crate::collective::InPlace) says. A [`MovedType`](crate::comm::MovedType)
     ///   that is not reduced needs no alignment.
-    /// - `Unsupported`: a transport type is set, and a list is given.
+    /// - `Unsupported`: a transport type is set, and a list is given; NCCL has not the reduction.
     /// - Those of [`enqueue_barrier`](Self::enqueue_barrier).
     pub unsafe fn enqueue(
         &self,

@@ -89,7 +89,7 @@ impl Network {
     ///
     /// - A rank occurs twice, a group is empty, or groups have different lengths.
     /// - `nb_rank` is 0.
-    /// - bool is averaged.
+    /// - bool is averaged; bits are reduced.
     /// - The network does not have the tensor.
     pub fn add(&mut self, collective: impl Into<DistCollectiveLayer>, input: TensorId) -> Result<TensorId> {
         let mut layer = collective.into();
@@ -121,7 +121,7 @@ impl Network {
     /// # Errors
     ///
     /// - The errors of [`DistCollectiveLayer::new`].
-    /// - bool is averaged.
+    /// - bool is averaged; bits are reduced.
     /// - The network does not have the tensor.
     pub fn add_dist_collective(
         &mut self,
