@@ -788,7 +788,7 @@ def register():
     """What importing this module does. Newer versions of torch find it by the backend's name, and call it."""
     if _NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(_NAME, _create, devices=["cpu"])
-        # Newer versions attach a recorder to other backends' groups. Only a group in C++ can have it.
+        # Newer versions attach a recorder to other backends' groups, which are in C++.
         getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(_NAME)
 
 

@@ -7,6 +7,7 @@ there sooner than processes that import torch.
 
 import functools
 import os
+from datetime import timedelta
 
 
 def _fork_ranks():
@@ -58,6 +59,7 @@ def _replace_gloo():
 
         def __new__(cls, store, rank, size, options=None, timeout=None):
             timeout = timeout or getattr(options, "_timeout", options) or c10d.default_pg_timeout
+            timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
             return ours._create(store, rank, size, timeout)
 
     dist.ProcessGroupGloo = c10d.ProcessGroupGloo = Gloo
