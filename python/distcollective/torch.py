@@ -126,6 +126,12 @@ def _call(method):
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
         named = {key if key in own_names else _LONG_NAMES.get(key, key): value for key, value in named.items()}
+        first = arguments[0] if arguments else None
+        first = first[0] if type(first) is list and first else first
+        if type(first) is not torch.Tensor or not first.is_cpu:
+            first = next(_tensors_in((*arguments, *named.values())), None)
+            if first is not None and not first.is_cpu:
+                return getattr(self._group_on(first.device), name)(*arguments, **named)
         try:
             if self._unfinished and method.__name__ not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
@@ -139,25 +145,21 @@ def _call(method):
     return wrapper
 
 
-#: Works that nobody has waited for. Before torch 2.7, C++ does not keep one that is written in Python.
-_held: "set[_Work]" = set()
-
-
 class _Work(_Torch.Work):
     """Calls of the library that go on, or works of this class; then what is left to do with what they brought."""
 
     _error = None
+    #: The group's works that nobody has waited for. Before torch 2.7, C++ does not keep one that is written in Python.
+    _held: "set[_Work]" = set()
 
     def __init__(self, works, tensors, acts, unfinished=None):
         super().__init__()
         self._works, self._tensors, self._acts, self._unfinished = works, tensors, acts, unfinished
         self._lock = threading.Lock() if acts else None
-        if _VERSION < [2, 7]:
-            _held.add(self)
 
     def wait(self, timeout=timedelta(0)):
         """Waits until the call has ended, and raises its error. Without a timeout that of the call counts."""
-        _held.discard(self)
+        self._held.discard(self)
         end = time.monotonic() + timeout.total_seconds() if timeout > timedelta(0) else None
         for work in self._works:
             left = timedelta(0) if end is None else timedelta(seconds=max(end - time.monotonic(), 1e-6))
@@ -218,7 +220,7 @@ class _Work(_Torch.Work):
     source_rank = _source_rank
 
     def get_future(self):
-        _held.discard(self)
+        self._held.discard(self)
         ended = torch.futures.Future()
         # An error is raised in a callback: C++ would take that of `set_exception` for tensors.
         future = ended.then(lambda _: self.result())
@@ -277,6 +279,10 @@ class ProcessGroup(dist.ProcessGroup):
         self._coalesced = None
         #: Works that write to tensors when they are waited for.
         self._unfinished = []
+        #: See :class:`_Work`.
+        self._held = set()
+        #: Torch's groups for the tensors of other devices, by the device's type.
+        self._others = {}
         _groups.add(self)
 
     def _live(self, options=None, timeout=None):
@@ -348,12 +354,29 @@ class ProcessGroup(dist.ProcessGroup):
         return group
 
     def _get_backend(self, device):
-        if device.type != "cpu":
-            raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
-        return self
+        return self if device.type == "cpu" else self._group_on(device)._get_backend(device)
+
+    def _group_on(self, device):
+        """The group for tensors on another device, if the name of the backend was "cpu:distcollective,cuda:nccl" or
+        such. Torch takes this group for all devices. The other one is made at the first call on each rank, and its
+        ranks meet through this group's store."""
+        if device.type not in self._others:
+            c10d = dist.distributed_c10d
+            names = c10d._world.pg_backend_config.get(self, "").split(",")
+            backend = dict(name.split(":") for name in names if ":" in name).get(device.type, _NAME)
+            if backend == _NAME:
+                raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
+            ranks, name = dist.get_process_group_ranks(self), f"{self._name} on {device.type}"
+            description = self.size(), self.rank(), ranks, f"{device.type}:{backend}", self._store, name
+            group, _ = c10d._new_process_group_helper(*description, timeout=self._live().timeout)
+            c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+            self._others[device.type] = group
+        return self._others[device.type]
 
     def _set_default_timeout(self, timeout):
         self._communicator = self._live().with_timeout(timeout)
+        for group in self._others.values():
+            group._set_default_timeout(timeout)
 
     set_timeout = _set_default_timeout
 
@@ -361,10 +384,17 @@ class ProcessGroup(dist.ProcessGroup):
         """End the group for all its ranks."""
         if self._communicator is not None:
             self._communicator.abort("the program called abort")
+        for group in self._others.values():
+            group.abort()
 
     def shutdown(self):
         """Leave the group. Ranks that wait for this one get an error."""
         self._communicator = None
+        self._held.clear()
+        others, self._others = self._others, {}
+        for group in others.values():
+            if group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(group)
 
     def _started(self, works, tensors, acts=()):
         """What a call gives: of the library's works, which are None if the call has blocked, and of what is left to do
@@ -386,6 +416,9 @@ class ProcessGroup(dist.ProcessGroup):
         """The work, which is part of those that are coalesced just now."""
         if self._coalesced is not None:
             self._coalesced.append(work)
+        if _VERSION < [2, 7]:
+            work._held = self._held
+            self._held.add(work)
         return work
 
     def _finish_on(self, arguments):
@@ -403,9 +436,13 @@ class ProcessGroup(dist.ProcessGroup):
                     raise
 
     def _start_coalescing(self, device=None):
+        if device is not None and device.type != "cpu":
+            return self._group_on(device)._start_coalescing(device)
         self._coalesced = []
 
     def _end_coalescing(self, device=None):
+        if device is not None and device.type != "cpu":
+            return self._group_on(device)._end_coalescing(device)
         works, self._coalesced = self._coalesced, None
         return _Work(works, [tensor for work in works for tensor in work._tensors], ())
 
