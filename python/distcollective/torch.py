@@ -342,13 +342,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """A group of some of this group's ranks. The others get None, at once."""
+        timeout = self._live().timeout if timeout is None else timeout
         if not all(0 <= rank < self.size() for rank in ranks):
             raise ValueError(f"the ranks {ranks} are not all of a group of {self.size()}")
         if self.rank() not in ranks:
             return None
         name = f"{group_name} of {ranks}"
         store = dist.PrefixStore(f"{name}/", self._store)
-        timeout = self._live().timeout if timeout is None else timeout
         group = _create(store, ranks.index(self.rank()), len(ranks), timeout)
         group._name, group._description = group_name or name, group_desc or ""
         return group
@@ -389,7 +389,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def shutdown(self):
         """Leave the group. Ranks that wait for this one get an error."""
-        self._communicator = None
+        # The store may be a server, whose port the next group may want.
+        self._communicator = self._store = None
         self._held.clear()
         others, self._others = self._others, {}
         for group in others.values():
