@@ -95,7 +95,7 @@ def _told(error):
 @contextmanager
 def _recorded(title, tensors):
     """Shows a call to torch's profiler as gloo's are shown: with tensors, and ended by another thread."""
-    handle = torch.autograd._record_function_with_args_enter(f"{_NAME}:{title}", *_flat(tensors))
+    handle = torch.autograd._record_function_with_args_enter(f"{_NAME}:{title}", *_tensors_in(tensors))
     end = functools.partial(torch.autograd._record_function_with_args_exit, handle)
     try:
         yield
@@ -109,13 +109,6 @@ def _recorded(title, tensors):
             ending.join()
 
 
-def _flat(tensors):
-    """The tensors of a tensor, or of lists of tensors."""
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    return [each for list in tensors for each in _flat(list)] if isinstance(tensors, (list, tuple)) else []
-
-
 def _call(method):
     """A method whose errors are torch's, and which torch's profiler sees."""
     name = method.__name__
@@ -125,15 +118,15 @@ def _call(method):
 
     @functools.wraps(method)
     def wrapper(self, *arguments, **named):
-        named = {key if key in own_names else _LONG_NAMES.get(key, key): value for key, value in named.items()}
         first = arguments[0] if arguments else None
         first = first[0] if type(first) is list and first else first
         if type(first) is not torch.Tensor or not first.is_cpu:
             first = next(_tensors_in((*arguments, *named.values())), None)
             if first is not None and not first.is_cpu:
                 return getattr(self._group_on(first.device), name)(*arguments, **named)
+        named = {key if key in own_names else _LONG_NAMES.get(key, key): value for key, value in named.items()}
         try:
-            if self._unfinished and method.__name__ not in _MESSAGES:
+            if self._unfinished and name not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
             if not _profiler._is_profiler_enabled:
                 return method(self, *arguments, **named)
@@ -149,7 +142,7 @@ class _Work(_Torch.Work):
     """Calls of the library that go on, or works of this class; then what is left to do with what they brought."""
 
     _error = None
-    #: The group's works that nobody has waited for. Before torch 2.7, C++ does not keep one that is written in Python.
+    #: The group's works for which the program has not waited. Before torch 2.7, C++ keeps no work written in Python.
     _held: "set[_Work]" = set()
 
     def __init__(self, works, tensors, acts, unfinished=None):

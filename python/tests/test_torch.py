@@ -280,6 +280,7 @@ def test_tensors_on_another_device_have_torchs_backend():
             assert dist.all_reduce(meta, group=group, async_op=True).wait()
             dist.all_gather([meta.clone(), meta.clone()], meta, group=group)
             dist.broadcast(meta, 0, group=group)
+            group.broadcast(tensor=meta, root=0).wait()
             dist.all_reduce(x, group=group)
             assert x.tolist() == [4, 4]
             assert type(group._get_backend(torch.device("meta"))).__name__ == "FakeProcessGroup"

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-/// A socket that has a port and does not listen. Nobody who asks the system for a free port gets
-/// this one. A server that asks for it by its number gets it, if it sets `SO_REUSEADDR` as servers
-/// do: torch's store, for example. A fork of the process holds the port too.
+/// A socket that has a port and does not listen. The system gives this port to no program that asks
+/// for a free one. It gives it to a server that asks for it by its number and sets `SO_REUSEADDR`,
+/// as torch's store does. A fork of the process holds the port too.
 pub(super) struct HeldPort {
     _socket: OwnedFd,
 }

@@ -60,7 +60,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// size are required. The guide "Under each launcher" lists the variables, and says which launcher
 /// counts if several have set theirs, and where the ranks meet: on this machine, over TCP, or
 /// through a file. Rank 0's process, with its forks, holds `MASTER_PORT` as long as the environment
-/// lives, so that nobody who asks the system for a free port gets it.
+/// lives: the system gives it to no program that asks for a free port.
 ///
 /// # Backend
 ///

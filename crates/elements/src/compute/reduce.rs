@@ -13,7 +13,7 @@ use crate::reduce_operation::ReduceOperation;
 use crate::wire_type::WireType;
 
 /// Reduces `sources`, in their order, element by element into `target`. One source is copied byte
-/// for byte.
+/// for byte. The type [has the reduction](ReduceOperation::applies_to).
 ///
 /// # Safety
 ///
@@ -32,6 +32,7 @@ pub unsafe fn reduce(
         unsafe { target.copy_from(*source, element_count * data_type.byte_len()) };
         return;
     }
+    debug_assert!(reduce_op.applies_to(data_type), "{data_type} has no {reduce_op}");
     let buffers = ReduceBuffers { sources, target, len: element_count };
     match data_type {
         DataType::Float32 => reduce_floats::<f32, f32>(reduce_op, buffers),
@@ -189,8 +190,7 @@ where
     }
 }
 
-/// Accumulates in float32 or float64, and rounds once to `T`. Callers refuse what a type does not
-/// have.
+/// Accumulates in float32 or float64, and rounds once to `T`.
 fn reduce_floats<S: Source<Value: Real>, T: Operand<Value = S::Value>>(
     reduce_op: ReduceOperation,
     buffers: ReduceBuffers<'_>,
