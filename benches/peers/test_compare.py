@@ -58,5 +58,28 @@ class Table(unittest.TestCase):
         self.assertAlmostEqual(compare.geometric_mean([4, 0.25, 2, 0.5]), 1)
 
 
+class Steadiness(unittest.TestCase):
+    def passes_of(self, *probes):
+        """How often a pass is measured, and the machine, if the probes give this one after the other."""
+        figures, measured = iter(probes), []
+        machine = compare.Machine(lambda: next(figures))
+        result = machine.steady(lambda: measured.append(0) or len(measured))
+        self.assertEqual(result, len(measured))
+        return len(measured), machine
+
+    def test_a_pass_between_equal_probes_is_measured_once(self):
+        self.assertEqual(self.passes_of((90, 20), (110, 14))[0], 1)
+
+    def test_a_pass_in_which_the_machine_changes_is_repeated(self):
+        count, machine = self.passes_of((90, 20), (480, 20), (480, 20), (470, 21))
+        self.assertEqual(count, 2)
+        self.assertIn("the machine changed: 0 of 1", machine.report()[-1])
+
+    def test_the_third_time_counts_anyway(self):
+        count, machine = self.passes_of(*[(90, 20), (90, 10)] * 3)
+        self.assertEqual(count, 3)
+        self.assertIn("the machine changed: 1 of 1", machine.report()[-1])
+
+
 if __name__ == "__main__":
     unittest.main()
