@@ -31,6 +31,7 @@ pub fn play(role: &str, communicator: &Communicator) {
             take_memory_again_and_again(communicator, 2048 * KIB);
         }
         "random calls" => crate::staging::make_random_calls(communicator),
+        "a giver that leaves" => crate::staging::give_and_leave(communicator),
         "two calls that only give" => crate::staging::make_two_calls_that_only_give(communicator),
         "long wire types" => crate::wire_types::make_long_calls(communicator),
         "one barrier" => communicator.barrier().expect("a barrier"),

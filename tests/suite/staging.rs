@@ -25,9 +25,11 @@ pub fn make_random_calls(communicator: &Communicator) {
         broadcast_directly(communicator, &mut symmetric, Rank(0)).unwrap_or_else(|error| panic!("{error}"));
     }
     make_calls_of_each_way(communicator);
+    make_shared_all_reduces(communicator);
     // A root that only gives fills all stages, and then writes each again.
     for root in [Rank(0), Rank(communicator.world_size() - 1)] {
         call(communicator, BROADCAST, root, MOST).unwrap_or_else(|error| panic!("{error}"));
+        run_ahead(communicator, root);
     }
     for number in 0..CALLS {
         // Few calls are long.
@@ -72,6 +74,35 @@ fn make_calls_of_each_way(communicator: &Communicator) {
     }
 }
 
+/// Broadcasts that a root makes as fast as it can: first as many rounds as there are stages and
+/// more, then one round each.
+fn run_ahead(communicator: &Communicator, root: Rank) {
+    let value = |call: usize| if communicator.rank() == root { call as i32 } else { -1 };
+    let mut blocks: Vec<Vec<i32>> =
+        (0..14).map(|call| vec![value(call); if call == 0 { MOST } else { 16_000 }]).collect();
+    for block in &mut blocks {
+        communicator.broadcast(block, root).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let is_right = |(call, block): (usize, &Vec<i32>)| block.iter().all(|x| *x == call as i32);
+    assert!(blocks.iter().enumerate().all(is_right), "a root that runs ahead");
+}
+
+/// Makes all_reduces whose work the ranks share, which are those from 64 KiB on, of lengths at
+/// which chunks and parts of them end for two, three and four ranks. Before and after each is a
+/// call of other rounds.
+fn make_shared_all_reduces(communicator: &Communicator) {
+    let mut delays = Random(300 + u64::from(communicator.rank().0));
+    for chunk in [16384, 16368] {
+        for block in [1, 2, 3].into_iter().flat_map(|count| [count * chunk - 1, count * chunk, count * chunk + 1]) {
+            for (operation, block) in [(ALL_REDUCE, block), (BROADCAST, 9000)] {
+                delay(&mut delays);
+                call(communicator, operation, Rank(0), block)
+                    .unwrap_or_else(|error| panic!("operation {operation} of {block}: {error}"));
+            }
+        }
+    }
+}
+
 /// Broadcasts symmetric memory, which goes through no stage but counts as a round.
 fn broadcast_directly(communicator: &Communicator, buffer: &mut Buffer, root: Rank) -> Result<()> {
     buffer.as_mut_slice::<i32>()?.fill(communicator.rank().0 as i32);
@@ -83,6 +114,7 @@ fn broadcast_directly(communicator: &Communicator, buffer: &mut Buffer, root: Ra
 /// How many operations [`call`] has: the eight, and the three that have a list form in that form.
 const OPERATIONS: usize = 11;
 
+const ALL_REDUCE: usize = 0;
 const BROADCAST: usize = 1;
 
 /// Makes a call and checks its result.
@@ -102,7 +134,7 @@ fn call(communicator: &Communicator, operation: usize, root: Rank, block: usize)
     let mut all = vec![-1; block * n as usize];
     let is_root = rank == root;
     match operation {
-        0 => {
+        ALL_REDUCE => {
             communicator.all_reduce(&mut x, ReduceOperation::Sum)?;
             assert!(x == sum(0), "all_reduce");
         }
@@ -166,6 +198,28 @@ pub fn make_two_calls_that_only_give(communicator: &Communicator) {
     };
     let error = result.expect_err("the calls differ");
     assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+}
+
+/// What each rank of a child does. Rank 1 has staging memory, gives in one round, and leaves. Rank
+/// 2 comes later, and allocates its own first.
+pub fn give_and_leave(communicator: &Communicator) {
+    let mut block = vec![7i32; 2000];
+    communicator.broadcast(&mut block, Rank(1)).expect("a broadcast");
+    if communicator.rank() == Rank(2) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let mut all = vec![0i32; 6000];
+    communicator.gather(&block, (communicator.rank() == Rank(0)).then_some(&mut all), Rank(0)).expect("a gather");
+    assert!(communicator.rank() != Rank(0) || all == [7; 6000]);
+}
+
+#[test]
+fn a_giver_that_leaves_has_given() {
+    for (rank, (success, text)) in
+        wait_all(children(&[], "a giver that leaves", &[1, 1, 1]), DEADLINE).into_iter().enumerate()
+    {
+        assert!(success, "process {rank}: {text}");
+    }
 }
 
 #[test]

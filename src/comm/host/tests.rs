@@ -100,7 +100,7 @@ fn a_rank_that_arrived_is_not_said_to_be_missing() {
     let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
     let signature = Signature::new(Call::of_blocks(SUM, DataType::Uint8, x.len()), 0);
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
-    ranks[0].own.segment.post_header(GroupRank(0), 1, signature, CallBody::Locations([place, place]));
+    ranks[0].own.segment.post_header(GroupRank(0), 1, signature, CallBody::Locations([place, place], false));
     let error =
         call(&ranks[1], SUM, &mut y, Instant::now() + Duration::from_millis(20)).expect_err("rank 0 stands still");
     assert_eq!(
@@ -192,7 +192,7 @@ fn refuses_what_another_process_posts(posted: fn(usize) -> BufferLocation, text:
         let secret = [3u8; LEN];
         let call = Call::of_blocks(collective, DataType::Uint8, LEN);
         let place = posted(secret.as_ptr().expose_provenance());
-        let body = CallBody::Locations([place, place]);
+        let body = CallBody::Locations([place, place], false);
         peer.own.segment.post_header(peer.own.rank, 1, Signature::new(call, 0), body);
         // This rank's own buffers lie in symmetric memory, so that the call would be direct.
         let block = Arena::block_len(4 * LEN, 2).expect("a length");

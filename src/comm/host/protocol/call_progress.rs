@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use super::report;
 use super::segment::Segment;
 use super::slot::{CallHeader, HEADER_RING_LEN};
+use super::stage_stores::StageStores;
 use crate::collective::{Call, Purpose};
 use crate::comm::backend::Request;
 use crate::comm::run_id::{CountedRun, RunId};
@@ -60,6 +61,8 @@ pub(crate) struct CallProgress {
     pub(super) replaceable: u64,
     /// The latest collective that gave elements in this rank's eager memory.
     pub(super) eager: u64,
+    /// How the rank copies into its stages.
+    pub(in crate::comm::host) stage_stores: StageStores,
     /// Whether the rank has allocated its eager memory, and its staging memory.
     pub(in crate::comm::host) has_eager: bool,
     pub(in crate::comm::host) has_staging: bool,

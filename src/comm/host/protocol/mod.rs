@@ -17,4 +17,5 @@ mod report;
 pub(super) mod ring;
 pub(super) mod segment;
 pub(super) mod slot;
+mod stage_stores;
 pub(super) mod waiter;

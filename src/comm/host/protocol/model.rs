@@ -137,7 +137,7 @@ fn eager_memory_is_not_written_while_it_is_read() {
 /// Rank 1 refuses a run, with a reason that is too long for a header. Both go on to the next run.
 #[test]
 fn a_run_is_left_out_by_both() {
-    const REASON: &str = "a reason of more than thirty-two bytes";
+    const REASON: &str = "a reason that is longer than forty bytes are";
     const _: () = assert!(REASON.len() > PAYLOAD_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
@@ -177,10 +177,10 @@ fn a_root_that_runs_ahead_overwrites_nothing() {
     });
 }
 
-/// Enough rounds to use each stage twice.
+/// Enough rounds to use stages twice.
 #[test]
 fn a_stage_is_not_written_before_it_is_read() {
-    const LEN: usize = 3 * STAGE_BYTES + 1;
+    const LEN: usize = 5 * STAGE_BYTES + 1;
     const _: () = assert!(LEN > EAGER_BYTES);
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
@@ -192,9 +192,26 @@ fn a_stage_is_not_written_before_it_is_read() {
     });
 }
 
+/// From the second call on, a header says that the first piece is there. A stage is used twice.
 #[test]
-fn staging_memory_is_exchanged() {
-    const LEN: usize = STAGE_BYTES + 1;
+fn a_first_piece_is_there_with_its_header() {
+    const LEN: usize = EAGER_BYTES + 1;
+    explore(1, || {
+        on_ranks(ranks(2, true), |rank| {
+            for call in 1..=5 {
+                let mut all = vec![0; 2 * LEN];
+                run(rank, Collective::AllGather, &[call + 10 * rank.own.rank.0 as u8; LEN], &mut all).expect("blocks");
+                let (first, second) = all.split_at(LEN);
+                assert!(first == [call; LEN] && second == [call + 10; LEN]);
+            }
+        });
+    });
+}
+
+/// The ranks share the work on three chunks, which use stages twice.
+#[test]
+fn results_are_exchanged() {
+    const LEN: usize = 2 * STAGE_BYTES + 1;
     explore(2, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];

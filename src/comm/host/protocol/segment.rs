@@ -26,11 +26,12 @@ pub(crate) const EAGER_BYTES: usize = if cfg!(loom) { 48 } else { 4 << 10 };
 const EAGER_LEN: usize = HEADER_RING_LEN as usize * EAGER_BYTES;
 
 /// How many stages each of `members` ranks has: peers may read all but one of them while the rank
-/// writes that one (invariant 8). Together they are larger than the cache of a processor, if the
+/// writes that one (invariant 8). With fewer than four, ranks that share an all_reduce would wait
+/// for each other forever. Together they are larger than the cache of a processor, if the
 /// communicator is not: a line that the reader's cache still has is slower to write than memory.
 pub(crate) fn stage_count(members: usize) -> usize {
     const MOST_BYTES: usize = 64 << 20;
-    if cfg!(loom) { 2 } else { (MOST_BYTES / STAGE_BYTES / members).clamp(4, 32) }
+    if cfg!(loom) { 4 } else { (MOST_BYTES / STAGE_BYTES / members).clamp(4, 32) }
 }
 
 /// One communicator: its members, their slots, and if it spans processes their staging memory.

@@ -10,7 +10,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, Published};
 pub(crate) const HEADER_RING_LEN: u64 = if cfg!(loom) { 2 } else { 16 };
 
 /// The longest payload of a call header.
-pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 4 } else { 12 };
+pub(crate) const PAYLOAD_WORDS: usize = if cfg!(loom) { 5 } else { 12 };
 pub(crate) const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 
 /// One rank's slot. Only that rank writes it (invariant 2), except the doorbell.
@@ -41,7 +41,7 @@ pub(crate) struct CallHeader {
     /// The number of the collective, stored last (invariant 3).
     sequence: AtomicU64,
     signature: [AtomicU64; 3],
-    /// The payload of a small call, or the locations of the buffers.
+    /// The payload of a small call, or what [`CallBody::Locations`] has.
     body: [AtomicU64; PAYLOAD_WORDS],
 }
 
@@ -94,8 +94,9 @@ impl BufferLocation {
 pub(crate) enum CallBody<'a> {
     /// The rank's input.
     Payload(&'a [u8]),
-    /// Where its input and its output are.
-    Locations([BufferLocation; 2]),
+    /// Where its input and its output are, and whether the rank has written the first piece of a
+    /// staged transfer.
+    Locations([BufferLocation; 2], bool),
 }
 
 impl CallHeader {
@@ -113,6 +114,11 @@ impl CallHeader {
 
     pub(crate) fn output(&self) -> BufferLocation {
         self.location([2, 3])
+    }
+
+    /// Whether the rank has written the first piece of a staged transfer.
+    pub(crate) fn has_first_piece(&self) -> bool {
+        self.body[4].load(Ordering::Relaxed) != 0
     }
 
     /// The words of the first `byte_len` bytes of the payload.
@@ -147,9 +153,9 @@ impl Slot {
                     store((&header.body[words.len()], word_of(rest)));
                 }
             }
-            CallBody::Locations(locations) => {
-                let words = locations.map(BufferLocation::to_words);
-                header.body.iter().zip(words.into_iter().flatten()).for_each(store);
+            CallBody::Locations(locations, has_first_piece) => {
+                let words = locations.map(BufferLocation::to_words).into_iter().flatten();
+                header.body.iter().zip(words.chain([u64::from(has_first_piece)])).for_each(store);
             }
         }
         header.sequence.store(sequence, Ordering::Release);

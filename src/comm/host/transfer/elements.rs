@@ -5,11 +5,12 @@ use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
 use crate::compute::{self, Stored};
 
-/// The longest output that is left in the processor's cache, in bytes.
-const LONGEST_OUTPUT: usize = 32 << 20;
+/// From how many bytes on an output is not left in the processor's cache. The cache has the inputs
+/// and outputs of other ranks too, and often those of other programs.
+const LONG_OUTPUT: usize = 4 << 20;
 
 /// The same for one of many parts of a call.
-const LONGEST_PART: usize = 1 << 20;
+const LONG_PART: usize = 1 << 20;
 
 impl RunningCall<'_> {
     /// Copies elements of a rank's input, or rounds them. Both addresses may be the same. `stored`
@@ -33,7 +34,7 @@ impl RunningCall<'_> {
         }
     }
 
-    /// [`move_elements`](Self::move_elements), past the cache if the output is longer than that.
+    /// [`move_elements`](Self::move_elements), past the cache if the output is that long.
     ///
     /// # Safety
     ///
@@ -41,11 +42,11 @@ impl RunningCall<'_> {
     pub(super) unsafe fn take_elements(&self, source: *const u8, stored: Stored, target: *mut u8, byte_len: usize) {
         let call = &self.request.call;
         // All weights of a model together are longer than caches are.
-        let longest = if call.purpose.is_bulk() { LONGEST_PART } else { LONGEST_OUTPUT };
+        let long = if call.purpose.is_bulk() { LONG_PART } else { LONG_OUTPUT };
         // SAFETY: the caller's promise.
         unsafe {
             match call.wire_type {
-                None if call.output_bytes(self.own.segment.len()) > longest => {
+                None if call.output_bytes(self.own.segment.len()) >= long => {
                     compute::copy_past_cache(source, target, byte_len)
                 }
                 _ => self.move_elements(source, stored, target, byte_len),

@@ -7,3 +7,4 @@ mod elements;
 pub(super) mod refusal;
 pub(super) mod running_call;
 mod staged;
+mod staged_all_reduce;

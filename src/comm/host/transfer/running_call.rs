@@ -57,6 +57,8 @@ pub(crate) struct RunningCall<'a> {
     pub(super) input_bytes: usize,
     /// The path of a call so small that each rank gives a copy of its input with its header.
     path_of_copies: Option<TransferPath>,
+    /// Whether this rank has written the first piece of a staged transfer before its header.
+    pub(super) has_first_piece: bool,
 }
 
 impl<'a> RunningCall<'a> {
@@ -69,7 +71,15 @@ impl<'a> RunningCall<'a> {
             None => call.input_bytes(n),
         };
         let path_of_copies = path_of_copies(call, input_bytes, n).filter(|_| request.uneven.is_none());
-        RunningCall { own, request, protocol, givers: call.givers_to(own.rank), input_bytes, path_of_copies }
+        RunningCall {
+            own,
+            request,
+            protocol,
+            givers: call.givers_to(own.rank),
+            input_bytes,
+            path_of_copies,
+            has_first_piece: false,
+        }
     }
 
     /// Runs the collective. After an error that [ends](goes_on_after) the communicator, the caller
@@ -153,7 +163,8 @@ impl<'a> RunningCall<'a> {
             }
             None => {
                 locations = [self.input_location(input_bytes), self.output_location()];
-                CallBody::Locations(locations)
+                self.has_first_piece = self.is_staged(locations) && self.stage_first_piece();
+                CallBody::Locations(locations, self.has_first_piece)
             }
         };
         self.protocol.post(body);
@@ -161,6 +172,14 @@ impl<'a> RunningCall<'a> {
             self.protocol.prefetch_eager(given_bytes);
         }
         Ok(locations)
+    }
+
+    /// Whether this rank knows from its own buffers that the transfer is staged.
+    fn is_staged(&self, [input, output]: [BufferLocation; 2]) -> bool {
+        let call = &self.request.call;
+        let is_all_reduce = matches!(call.collective, Collective::AllReduce { .. });
+        let is_unreachable = |location| location == BufferLocation::Unreachable;
+        call.gives_to_peers(self.own.rank) && (is_unreachable(input) || is_all_reduce && is_unreachable(output))
     }
 
     /// Where peers find this rank's input, if they read it in place.

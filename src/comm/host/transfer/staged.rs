@@ -2,11 +2,11 @@
 //! staging memory, which is shared.
 //!
 //! A collective has several rounds. In each round a rank copies a piece of what its peers take into
-//! the next stage of its staging memory, publishes the round, waits for the peers whose elements it
-//! takes, and reads their stages. It writes a stage again when all peers have read it, so a rank
-//! that only gives runs ahead by the number of stages. One that also takes is a few rounds ahead.
-//! What a rank gives to itself goes through no stage. No rank waits at the end, because a rank
-//! touches its own buffers and shared memory only.
+//! the next stage of its staging memory, publishes the round (the first one with its header, if it
+//! can), waits for the peers whose elements it takes, and reads their stages. It writes a stage
+//! again when all peers have read it, so a rank that only gives runs ahead by the number of stages.
+//! One that also takes is a few rounds ahead. What a rank gives to itself goes through no stage. No
+//! rank waits at the end, because a rank touches its own buffers and shared memory only.
 //!
 //! With a transport type a stage has elements of that type. The copying into the stage rounds them,
 //! and what a rank gives to its own reduction goes through its stage too.
@@ -14,6 +14,7 @@
 use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
 use crate::comm::host::protocol::segment::{Milestone, STAGE_BYTES, stage_count};
+use crate::comm::host::protocol::slot::CallHeader;
 use crate::compute::{self, Stored};
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -22,6 +23,9 @@ use crate::rank::GroupRank;
 /// reduces with what it takes, is then still in its cache: a broadcast of 4 MiB takes two thirds of
 /// the time that it takes without a limit.
 const MOST_AHEAD: u64 = 4;
+
+/// With a longer input a transfer is long, in bytes.
+const LONG_INPUT: usize = 256 << 10;
 
 /// After how many rounds a rank publishes what it has taken. Less than the number of stages, so
 /// that a rank that waits for a peer's stage withholds nothing that this peer waits for.
@@ -46,33 +50,86 @@ impl BlockPiece {
     }
 }
 
+/// The rounds of one staged transfer.
+#[derive(Clone, Copy)]
+struct Rounds {
+    /// The last round before it.
+    before: u64,
+    last: u64,
+    /// How many pieces a stage has: one for all takers, or one for each.
+    parts: usize,
+    /// The elements of a piece.
+    most: usize,
+}
+
+impl Rounds {
+    fn piece(self, round: u64) -> BlockPiece {
+        let start = (round - self.before - 1) as usize * self.most;
+        BlockPiece { round, start, most: self.most }
+    }
+}
+
 impl RunningCall<'_> {
+    /// The rounds of this call, if its transfer is staged.
+    fn rounds(&self) -> Rounds {
+        let call = &self.request.call;
+        let n = self.own.segment.len();
+        let parts = call.input().blocks(if self.stages_own() { n } else { n - 1 });
+        let most = piece_bytes(parts) / call.moved_type().byte_len();
+        let before = self.protocol.progress.round;
+        Rounds { before, last: before + call.block_elements.div_ceil(most) as u64, parts, most }
+    }
+
+    /// Writes what this rank gives in the first round before it posts its header, so that a peer
+    /// that has the header need not wait for the round. Not if this rank would have to wait for the
+    /// stage, or to allocate it. Returns whether it has.
+    pub(super) fn stage_first_piece(&mut self) -> bool {
+        let first = self.protocol.progress.round + 1;
+        if self.request.call.block_elements == 0 || !self.protocol.progress.has_staging {
+            return false;
+        }
+        let slot_of = |number: usize| {
+            let peer = self.protocol.peers().nth(number % (self.own.segment.len() - 1));
+            self.own.segment.slot(peer.unwrap_or(self.own.rank))
+        };
+        self.protocol.progress.stage_stores.look(self.input_bytes > LONG_INPUT, slot_of);
+        let has_room = self.protocol.has_room_for(first);
+        match self.shares_staged() {
+            _ if !has_room => {}
+            true => self.give_chunk(self.chunks(), 1),
+            false => self.fill_stage(self.rounds().piece(first)),
+        }
+        has_room
+    }
+
     /// Moves the elements through staging memory.
     pub(super) fn staged(&mut self) -> Result<()> {
         let call = self.request.call;
-        let (rank, n, block) = (self.own.rank, self.own.segment.len(), call.block_elements);
-        // A stage holds one piece for all takers, or one for each.
-        let stages_own = self.stages_own();
-        let parts = call.input().blocks(if stages_own { n } else { n - 1 });
-        let most = piece_bytes(parts) / call.moved_type().byte_len();
-        let gives = self.protocol.peers().any(|peer| call.moves(rank, peer)) || stages_own && call.writes_output(rank);
+        let (rank, n) = (self.own.rank, self.own.segment.len());
+        let gives =
+            self.protocol.peers().any(|peer| call.moves(rank, peer)) || self.stages_own() && call.writes_output(rank);
         if gives && !std::mem::replace(&mut self.protocol.progress.has_staging, true) {
             self.own.segment.allocate_staging(rank, &|| self.check_allocation())?;
         }
-        let before = self.protocol.progress.round;
-        let last = before + block.div_ceil(most) as u64;
-        let piece_of = |round: u64| {
-            let start = (round - before - 1) as usize * most;
-            BlockPiece { round, start, most }
-        };
+        if self.has_first_piece {
+            // For peers that look whether this rank left before it came so far. Not with the
+            // header: after a refused run the next call has the same round.
+            self.own.segment.slot(rank).round.store(self.protocol.progress.round + 1);
+        }
+        if let (true, Some(reduce_op)) = (self.shares_staged(), call.collective.reduce_op()) {
+            return self.staged_all_reduce(reduce_op);
+        }
+        let rounds = self.rounds();
+        let Rounds { before, last, parts, .. } = rounds;
         // A rank that reads its own stages does not write one again before it has read it.
         let most_ahead = match call.writes_output(rank) {
             true => MOST_AHEAD.min(stage_count(n) as u64 - 1),
             false => u64::MAX,
         };
-        let mut staged = if gives { before } else { last };
+        let mut staged = if gives { before + u64::from(self.has_first_piece) } else { last };
         for round in before + 1..=last {
-            self.protocol.before_moving(parts * piece_of(round).len_in(block) * call.data_type.byte_len())?;
+            let piece = rounds.piece(round);
+            self.protocol.before_moving(parts * piece.len_in(call.block_elements) * call.data_type.byte_len())?;
             // Peers may wait for the stage of this round, so this rank waits for room for it. It
             // gives later rounds as far as it has room.
             while staged < last
@@ -80,21 +137,26 @@ impl RunningCall<'_> {
             {
                 staged += 1;
                 self.protocol.wait_for_stage(staged)?;
-                self.fill_stage(piece_of(staged));
+                self.fill_stage(rounds.piece(staged));
                 self.own.segment.publish(rank, |slot| &slot.round, staged);
             }
             for peer in self.protocol.peers() {
-                if self.takes_from(peer) {
+                if self.takes_from(peer) && !(round == before + 1 && self.has_first_piece_of(peer)) {
                     self.protocol.wait_for(peer, Milestone::Round(round))?;
                 }
             }
-            self.take_piece(piece_of(round))?;
+            self.take_piece(piece)?;
             if round == last || (round - before).is_multiple_of(taken_batch(n)) {
                 self.own.segment.publish(rank, |slot| &slot.taken, round);
             }
         }
         self.protocol.progress.round = last;
         Ok(())
+    }
+
+    /// Whether a peer had written its first piece when it posted its header.
+    pub(super) fn has_first_piece_of(&self, peer: GroupRank) -> bool {
+        self.protocol.header(peer).is_some_and(CallHeader::has_first_piece)
     }
 
     /// Whether what a rank gives to itself goes through its stage: a reduction reads elements of
@@ -138,11 +200,11 @@ impl RunningCall<'_> {
         self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
             let target = stage.wrapping_add(part * piece.most * call.moved_type().byte_len());
             // SAFETY: the input holds the block by the contract of `Backend::run`. The stage holds
-            // all parts, and no peer reads it before this rank publishes the round (invariants 7
-            // and 8).
+            // all parts, and no peer reads it before this rank publishes the round, or its header
+            // with the first piece (invariants 7 and 8).
             unsafe {
                 match call.wire_type {
-                    None => compute::copy(source, target, len * call.data_type.byte_len()),
+                    None => self.protocol.progress.stage_stores.copy(source, target, len * call.data_type.byte_len()),
                     Some(wire_type) => compute::narrow(wire_type, source, target, len),
                 }
             }
@@ -181,7 +243,8 @@ impl RunningCall<'_> {
         // later one (invariant 8).
         unsafe {
             match giver == self.own.rank {
-                true => self.move_elements(source, Stored::AsFloat32, target, byte_len),
+                true if source == target => self.move_elements(source, Stored::AsFloat32, target, byte_len),
+                true => self.take_elements(source, Stored::AsFloat32, target, byte_len),
                 false => self.take_elements(source, Stored::AsWireType, target, byte_len),
             }
         }

@@ -1,0 +1,102 @@
+//! How a rank copies into its stages: through its cache or past it.
+//!
+//! The lines of a stage are in the cache of the peer that read them last. If they come from there
+//! more quickly than from memory, the copy goes through the cache, and the peer reads the piece
+//! from the cache too. Otherwise a copy past the cache takes half of the time, with the peer's
+//! reading. Which it is depends on where the processors of both are. A process cannot ask: virtual
+//! machines hide it, and move. So a rank measures it.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use super::slot::Slot;
+use crate::compute;
+
+/// A line that takes longer comes more quickly from memory.
+const FAR: Duration = Duration::from_nanos(130);
+
+/// A line that takes no longer was in this processor's cache, and says nothing of the peer.
+const HERE: Duration = Duration::from_nanos(15);
+
+/// How many looks count. More than half of them decide, because a rank may be stopped in a look.
+const LOOKS: u32 = 8;
+
+/// Of how many short transfers a rank looks in one. A look takes up to a microsecond.
+const SHORT_TRANSFERS: u32 = 8;
+
+/// How a rank copies into its stages.
+#[derive(Default)]
+pub(crate) struct StageStores {
+    transfers: Cell<u32>,
+    /// A look that finds a line far away adds one, up to [`LOOKS`]. One that finds it near takes
+    /// one away.
+    far: Cell<u32>,
+}
+
+impl StageStores {
+    /// Before a staged transfer, looks now and then how long a line takes that a peer has probably
+    /// written since this rank has read it. `slot_of` finds the slot of a peer by a number that
+    /// counts up.
+    pub(in crate::comm::host) fn look<'a>(&self, is_long: bool, slot_of: impl FnOnce(usize) -> &'a Slot) {
+        let transfers = self.transfers.get().wrapping_add(1);
+        self.transfers.set(transfers);
+        if !is_long && !transfers.is_multiple_of(SHORT_TRANSFERS) {
+            return;
+        }
+        let slot = slot_of((transfers / SHORT_TRANSFERS) as usize);
+        let times = [Instant::now(), Instant::now()];
+        std::hint::black_box(slot.taken.load());
+        // Asking for the time takes as long as between the first two.
+        self.count(times[1].elapsed().saturating_sub(times[1] - times[0]));
+    }
+
+    fn count(&self, time: Duration) {
+        let far = self.far.get();
+        match time {
+            _ if time > FAR => self.far.set(LOOKS.min(far + 1)),
+            _ if time > HERE => self.far.set(far.saturating_sub(1)),
+            _ => {}
+        }
+    }
+
+    fn is_past_cache(&self) -> bool {
+        self.far.get() > LOOKS / 2
+    }
+
+    /// Copies a piece into a stage.
+    ///
+    /// # Safety
+    ///
+    /// As [`compute::copy_past_cache`].
+    pub(in crate::comm::host) unsafe fn copy(&self, source: *const u8, target: *mut u8, byte_len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.is_past_cache() {
+                true => compute::copy_past_cache(source, target, byte_len),
+                false => compute::copy(source, target, byte_len),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_of_the_latest_looks_decide() {
+        let stores = StageStores::default();
+        let look = |nanos, times| (0..times).for_each(|_| stores.count(Duration::from_nanos(nanos)));
+        look(400, 4);
+        assert!(!stores.is_past_cache());
+        look(400, 1);
+        assert!(stores.is_past_cache());
+        look(5, 100);
+        assert!(stores.is_past_cache(), "lines that were in the cache say nothing");
+        look(400, 100);
+        look(60, 3);
+        assert!(stores.is_past_cache());
+        look(60, 1);
+        assert!(!stores.is_past_cache());
+    }
+}
