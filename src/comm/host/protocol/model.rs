@@ -212,7 +212,7 @@ fn a_first_piece_is_there_with_its_header() {
 #[test]
 fn results_are_exchanged() {
     const LEN: usize = 2 * STAGE_BYTES + 1;
-    explore(2, || {
+    explore(1, || {
         on_ranks(ranks(2, true), |rank| {
             let mut sum = vec![0; LEN];
             run(rank, Collective::AllReduce { reduce_op: SUM }, &[rank.own.rank.0 as u8 + 1; LEN], &mut sum)
