@@ -29,7 +29,6 @@ pub fn make_random_calls(communicator: &Communicator) {
     // A root that only gives fills all stages, and then writes each again.
     for root in [Rank(0), Rank(communicator.world_size() - 1)] {
         call(communicator, BROADCAST, root, MOST).unwrap_or_else(|error| panic!("{error}"));
-        run_ahead(communicator, root);
     }
     for number in 0..CALLS {
         // Few calls are long.
@@ -72,19 +71,6 @@ fn make_calls_of_each_way(communicator: &Communicator) {
             }
         }
     }
-}
-
-/// Broadcasts that a root makes as fast as it can: first as many rounds as there are stages and
-/// more, then one round each.
-fn run_ahead(communicator: &Communicator, root: Rank) {
-    let value = |call: usize| if communicator.rank() == root { call as i32 } else { -1 };
-    let mut blocks: Vec<Vec<i32>> =
-        (0..14).map(|call| vec![value(call); if call == 0 { MOST } else { 16_000 }]).collect();
-    for block in &mut blocks {
-        communicator.broadcast(block, root).unwrap_or_else(|error| panic!("{error}"));
-    }
-    let is_right = |(call, block): (usize, &Vec<i32>)| block.iter().all(|x| *x == call as i32);
-    assert!(blocks.iter().enumerate().all(is_right), "a root that runs ahead");
 }
 
 /// Makes all_reduces whose work the ranks share, which are those from 64 KiB on, of lengths at
