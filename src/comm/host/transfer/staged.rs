@@ -237,15 +237,15 @@ impl RunningCall<'_> {
         let len = piece.len_in(self.block_len(giver, self.own.rank));
         let (source, byte_len) = (self.piece_from(giver, piece), len * element);
         let target = self.output_for(giver).wrapping_add(piece.start * element);
+        let stored = if giver == self.own.rank { Stored::AsFloat32 } else { Stored::AsWireType };
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
         // the round (invariant 7), and writes this stage again only after this rank has published a
         // later one (invariant 8).
         unsafe {
-            match giver == self.own.rank {
-                true if source == target => self.move_elements(source, Stored::AsFloat32, target, byte_len),
-                true => self.take_elements(source, Stored::AsFloat32, target, byte_len),
-                false => self.take_elements(source, Stored::AsWireType, target, byte_len),
+            match source == target {
+                true => self.move_elements(source, stored, target, byte_len),
+                false => self.take_elements(source, stored, target, byte_len),
             }
         }
     }
