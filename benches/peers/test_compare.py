@@ -58,27 +58,40 @@ class Table(unittest.TestCase):
         self.assertAlmostEqual(compare.geometric_mean([4, 0.25, 2, 0.5]), 1)
 
 
+# What the probe finds before a pass. Mostly a line takes 90 ns.
+FIRST = [(480, 20), (90, 20), (95, 20), (85, 20), (88, 20)]
+
+
 class Steadiness(unittest.TestCase):
-    def passes_of(self, *probes):
-        """How often a pass is measured, and the machine, if the probes give this one after the other."""
-        figures, measured = iter(probes), []
-        machine = compare.Machine(lambda: next(figures))
-        result = machine.steady(lambda: measured.append(0) or len(measured))
-        self.assertEqual(result, len(measured))
-        return len(measured), machine
+    def runs_between(self, *probes):
+        """How often each of two programs runs, and the machine, if the probes give this one after the other."""
+        figures, runs = iter(probes), [0, 0]
+        machine = compare.Machine(lambda: next(figures), pause=0)
 
-    def test_a_pass_between_equal_probes_is_measured_once(self):
-        self.assertEqual(self.passes_of((90, 20), (110, 14))[0], 1)
+        def program(number):
+            runs[number] += 1
+            return number
 
-    def test_a_pass_in_which_the_machine_changes_is_repeated(self):
-        count, machine = self.passes_of((90, 20), (480, 20), (480, 20), (470, 21))
-        self.assertEqual(count, 2)
-        self.assertIn("the machine changed: 0 of 1", machine.report()[-1])
+        self.assertEqual(machine.measure_pass([lambda: program(0), lambda: program(1)]), [0, 1])
+        self.assertEqual(len(machine.probes), len(probes))
+        return runs, machine.report()[-1]
 
-    def test_the_third_time_counts_anyway(self):
-        count, machine = self.passes_of(*[(90, 20), (90, 10)] * 3)
-        self.assertEqual(count, 3)
-        self.assertIn("the machine changed: 1 of 1", machine.report()[-1])
+    def test_on_a_steady_machine_each_program_runs_once(self):
+        runs, report = self.runs_between(*FIRST, (90, 20), (110, 45), (95, 20), (100, 10))
+        self.assertEqual(runs, [1, 1])
+        self.assertIn("the machine changed: 0 of 2", report)
+
+    def test_a_program_waits_for_the_machine_of_the_first_and_runs_again_if_it_changes(self):
+        near, far = (90, 20), (480, 20)
+        runs, report = self.runs_between(*FIRST, near, far, far, near, near, near, far, near, near)
+        self.assertEqual(runs, [2, 2])
+        self.assertIn("the machine changed: 0 of 2", report)
+
+    def test_the_last_run_counts_anyway(self):
+        near, far = (90, 20), (90, 90)
+        runs, report = self.runs_between(*FIRST, *[near, far] * compare.MOST_RUNS, near, near)
+        self.assertEqual(runs, [compare.MOST_RUNS, 1])
+        self.assertIn("the machine changed: 1 of 2", report)
 
 
 if __name__ == "__main__":
