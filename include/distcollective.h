@@ -1154,7 +1154,8 @@ typedef struct dcl_environment_config {
     /* A secret that only this job's ranks know. It replaces DCL_SECRET. NULL means that the caller
      * does not set it; an empty text is an error. */
     const char *secret;
-    /* "nccl", "host" or "auto". "auto", or NULL, means NCCL if every rank has a GPU of its own. */
+    /* "nccl", "host" or "auto". "auto", or NULL, means NCCL if every rank has a GPU of its own; an
+     * error if a rank sees GPUs, and NCCL is missing or CUDA does not work; else the host. */
     const char *backend;
     /* The seed. All ranks use rank 0's. */
     uint64_t seed;
@@ -1298,7 +1299,8 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
 /* Creates a communicator whose ranks are threads of this process. communicators[r] is rank r; use
  * each from a thread of its own.
  * - `backend` is "host", "nccl" (rank r uses GPU r) or "auto". "auto", or NULL, means NCCL if there
- *   is a GPU for each rank.
+ *   is a GPU for each rank; an error if there are GPUs, and NCCL is missing or CUDA does not work;
+ *   else the host.
  * - `communicators` is an array of `world_size` handles. Free each with dcl_communicator_free.
  *
  * Errors: DCL_STATUS_INVALID_ARGUMENT if `world_size` or `backend` is wrong; DCL_STATUS_UNSUPPORTED

@@ -47,8 +47,8 @@ pub struct GpuInfo {
     /// Whether layers of several ranks run on it, as TensorRT has it: from compute capability 8.0
     /// on.
     pub runs_layers: bool,
-    /// Whether NCCL reduces float8 on it, from compute capability 9.0 on; else a kernel does, after
-    /// an exchange of inputs.
+    /// Whether an NCCL that [has it](NcclInfo::reduces_float8) reduces float8 on it, from compute
+    /// capability 9.0 on; else a kernel does, after an exchange of inputs.
     pub reduces_float8: bool,
 }
 
@@ -57,9 +57,9 @@ impl GpuInfo {
     ///
     /// # Errors
     ///
-    /// There is no driver or no GPU; the driver does not answer in this time.
+    /// The driver does not work, or does not answer in this time.
     pub fn count(timeout: Duration) -> Result<u32> {
-        bounded("counting the GPUs", timeout, cuda::device_count)
+        bounded("counting the GPUs", timeout, cuda::visible_count)
     }
 
     /// Opens a GPU, as a rank does, and says what it is.
@@ -102,14 +102,18 @@ pub struct NcclInfo {
     pub version: String,
     /// The name by which the file was found.
     pub file: String,
-    /// Whether it has AlltoAll, Gather and Scatter, from 2.28 on; else they are made of sends and
-    /// receives.
+    /// Whether it has AlltoAll, Gather and Scatter, from 2.28.3 on.
     pub has_all_to_all: bool,
-    /// Whether it has symmetric windows, from 2.27 on, through which collectives reach the ranks'
-    /// memory directly.
+    /// Whether it has symmetric windows, through which collectives reach the ranks' memory
+    /// directly, and their results are right: from 2.30.7 on.
     pub has_windows: bool,
+    /// Whether it reduces float8, from 2.24.3 on, on the GPUs that it
+    /// [does so on](GpuInfo::reduces_float8).
+    pub reduces_float8: bool,
     /// Whether several ranks may share one GPU, from 2.30 on with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
     pub shares_gpus: bool,
+    /// What ranks do in place of what it lacks or has wrong, in sentences.
+    pub detours: Vec<String>,
 }
 
 impl NcclInfo {
@@ -125,7 +129,9 @@ impl NcclInfo {
             file: library.name.to_owned(),
             has_all_to_all: library.has_all_to_all(),
             has_windows: library.has_windows(),
+            reduces_float8: library.reduces_float8(),
             shares_gpus: comm::can_share_gpus()?,
+            detours: library.detours(),
         })
     }
 }

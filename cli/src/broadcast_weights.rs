@@ -31,7 +31,7 @@ pub struct Arguments {
     /// The files that the ranks write, with {rank} in the name; none unless given
     #[arg(long, value_hint = ValueHint::FilePath)]
     output: Option<String>,
-    /// The backend; auto is NCCL if it can be used
+    /// The backend; auto is NCCL if there is a GPU for each rank
     #[arg(long, default_value = "host", value_parser = names::backend())]
     backend: BackendKind,
     /// The ranks other than 0 share one copy

@@ -23,7 +23,7 @@ pub struct Arguments {
     /// How long to wait for the other ranks, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long, value_parser = crate::seconds)]
     timeout: Option<Duration>,
-    /// The backend; auto is NCCL if it can be used
+    /// The backend; auto is NCCL if there is a GPU for each rank
     #[arg(long, default_value = "auto", value_parser = names::backend())]
     backend: BackendKind,
     /// Rank 0's seed

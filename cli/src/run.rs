@@ -51,7 +51,7 @@ pub struct Arguments {
     /// The output files, with {rank} in the name
     #[arg(long, value_hint = ValueHint::FilePath)]
     output: String,
-    /// The backend; auto is NCCL if it can be used
+    /// The backend; auto is NCCL if there is a GPU for each rank
     #[arg(long, default_value = "host", value_parser = names::backend())]
     backend: BackendKind,
     /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]

@@ -182,8 +182,8 @@ pub(crate) trait Backend: Watch + Any {
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer>;
 
     /// [`allocate`](Self::allocate) for the operands of an engine's collectives, which every rank
-    /// has at the same offsets. `for_graphs` says that CUDA graphs will use it.
-    fn allocate_region(&self, byte_len: usize, _for_graphs: bool, deadline: Instant) -> Result<Buffer> {
+    /// has at the same offsets.
+    fn allocate_region(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         self.allocate(byte_len, deadline)
     }
 

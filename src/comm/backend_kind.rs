@@ -19,8 +19,9 @@ use crate::error::{Error, Result, bail};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// NCCL if NCCL, NVRTC and a GPU for each rank are there, otherwise the host. Only a choice: no
-    /// communicator is of this kind.
+    /// NCCL if there is a GPU for each rank, otherwise the host. An error where a rank sees a GPU,
+    /// and something that NCCL needs is missing or does not work. Only a choice: no communicator is
+    /// of this kind.
     #[default]
     Auto,
     /// The processor and the memory of one machine.

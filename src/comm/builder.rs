@@ -20,7 +20,7 @@ use crate::rank::Rank;
 /// use distcollective::comm::{BackendKind, timeout_or};
 /// use distcollective::{Communicator, Determinism};
 ///
-/// // NCCL if there are two GPUs, else the host.
+/// // NCCL if there are two GPUs, else the host. An error if there are GPUs, but no NCCL.
 /// let backend = BackendKind::Auto.resolve(2)?;
 /// let builder = Communicator::builder().backend(backend).determinism(Determinism::Exact);
 /// let builder = builder.timeout(timeout_or(Duration::from_secs(60))?);

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
-use crate::cuda::{Device, nvrtc_version};
+use crate::cuda::{Device, visible_count};
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
+use crate::util::log::event;
 use crate::util::{deadline_after, interrupt};
 
 impl Communicator {
@@ -50,15 +51,29 @@ impl BackendKind {
     /// # Errors
     ///
     /// `Unsupported`: it is [`Nccl`](Self::Nccl), and there is no NCCL from 2.19 on, no CUDA, or a
-    /// GPU too few.
+    /// GPU too few; it is [`Auto`](Self::Auto), and there are GPUs, but no NCCL. What CUDA says, if
+    /// it does not work.
     pub fn resolve(self, world_size: u32) -> Result<Self> {
-        let check = || nccl::check_gpus(world_size).map(|_| BackendKind::Nccl);
         match self {
             BackendKind::Host => Ok(BackendKind::Host),
-            BackendKind::Nccl => check(),
-            // Some layers and types need kernels, which NVRTC compiles.
-            BackendKind::Auto => Ok(nvrtc_version().and_then(|_| check()).unwrap_or(BackendKind::Host)),
+            BackendKind::Nccl => nccl::check_gpus(world_size).map(|_| BackendKind::Nccl),
+            BackendKind::Auto => Self::best_for(world_size)
+                .map_err(|error| error.followed_by("; the backend \"host\" does the same without GPUs")),
         }
+    }
+
+    fn best_for(world_size: u32) -> Result<Self> {
+        if visible_count()? == 0 {
+            return Ok(BackendKind::Host);
+        }
+        nccl::library()?;
+        Ok(match nccl::check_gpus(world_size) {
+            Ok(_) => BackendKind::Nccl,
+            Err(error) => {
+                event!(WARN, "the host backend is used: {error}");
+                BackendKind::Host
+            }
+        })
     }
 }
 

@@ -103,7 +103,7 @@ impl CommunicatorBinding {
             }
         }
         if region_bytes > 0 {
-            let region = communicator.as_backend().allocate_region(region_bytes, options.cuda_graph, deadline)?;
+            let region = communicator.as_backend().allocate_region(region_bytes, deadline)?;
             regions.memory.communicator = Some(region);
         }
         let mut binding = CommunicatorBinding {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::deferred_release::DeferredRelease;
-use super::driver::{check, load};
+use super::driver::{check, load, sees_no_gpu};
 use super::helper;
 use super::kernels::Kernels;
 use super::memory::SpareMemory;
@@ -63,6 +63,12 @@ pub(crate) fn device_count() -> Result<u32> {
     // SAFETY: writes one number.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
     Ok(count.max(0) as u32)
+}
+
+/// The number of GPUs that the process sees: 0 without a driver too. An error says that the driver
+/// does not work.
+pub(crate) fn visible_count() -> Result<u32> {
+    if sees_no_gpu() { Ok(0) } else { device_count() }
 }
 
 /// Waits, until the deadline, for all releases so far: before the process ends.
@@ -258,8 +264,8 @@ impl Device {
         Ok(Current { outer, before })
     }
 
-    /// [`enter`](Self::enter) for a thread of the library, whose calls must not invalidate captures
-    /// of other threads.
+    /// [`enter`](Self::enter) for calls that would fail and invalidate captures of other threads,
+    /// which are in GLOBAL mode in PyTorch. Also for the library's own threads.
     pub(crate) fn enter_relaxed(&self) -> Result<(Current, impl Sized)> {
         Ok((self.enter()?, Relaxed::begin()?))
     }

@@ -22,10 +22,21 @@ pub(super) fn load() -> Result<()> {
 
 /// Looks all functions up. This works without a GPU too.
 fn find() -> Result<()> {
+    library::require_all(open()?, &sys::lacking())
+}
+
+fn open() -> Result<&'static str> {
     let missing =
         "CUDA's driver, libcuda.so or libcuda.so.1, is not to be found; it comes with NVIDIA's display driver";
-    let file = sys::load(&["libcuda.so.1", "libcuda.so"], |_| error!(Unsupported, "{missing}"))?;
-    library::require_all(file, &sys::lacking())
+    sys::load(&["libcuda.so.1", "libcuda.so"], |_| error!(Unsupported, "{missing}"))
+}
+
+/// Whether there is no driver, or it finds no GPU. The toolkit's libcuda.so, which programs are
+/// linked with, is none.
+pub(super) fn sees_no_gpu() -> bool {
+    let none = [CUresult::CUDA_ERROR_NO_DEVICE, CUresult::CUDA_ERROR_STUB_LIBRARY];
+    // SAFETY: it may be called again.
+    open().is_err() || none.contains(&unsafe { sys::cuInit(0) })
 }
 
 /// The result of a call of the driver as an error of this crate.

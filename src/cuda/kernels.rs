@@ -141,7 +141,7 @@ impl Device {
         if self.ranks.are_several() {
             self.drain(Instant::now() + LOAD_TIMEOUT)?;
         }
-        let _current = self.enter()?;
+        let _current = self.enter_relaxed()?;
         let mut module: CUmodule = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin. The module is never unloaded: enqueued work may use
         // it.

@@ -5,7 +5,8 @@
 //! Drops do not wait: a thread of the device releases what was dropped (`deferred_release`).
 //!
 //! Other code of the process may capture streams at any time. So the library's own threads call the
-//! driver in RELAXED mode (`Relaxed`), and no thread waits for a whole context: it waits for
+//! driver in RELAXED mode (`Relaxed`), as any thread does that gets memory or loads kernels. No
+//! thread waits for a whole context: it waits for
 //! events, of the library's streams that are not being captured (`point`).
 
 use std::time::Duration;
@@ -27,7 +28,7 @@ mod stream;
 mod sys;
 mod transfer;
 
-pub(crate) use device::{Device, Visit, call_out, device_count, gpu_wait};
+pub(crate) use device::{Device, Visit, call_out, device_count, gpu_wait, visible_count};
 pub(crate) use driver::driver_version;
 pub(crate) use graph::{CapturedGraph, Graph};
 pub(crate) use kernels::Kernel;

@@ -34,6 +34,8 @@ impl CUresult {
     pub(super) const CUDA_SUCCESS: Self = CUresult(0);
     pub(super) const CUDA_ERROR_OUT_OF_MEMORY: Self = CUresult(2);
     pub(super) const CUDA_ERROR_NOT_INITIALIZED: Self = CUresult(3);
+    pub(super) const CUDA_ERROR_STUB_LIBRARY: Self = CUresult(34);
+    pub(super) const CUDA_ERROR_NO_DEVICE: Self = CUresult(100);
     pub(super) const CUDA_ERROR_NOT_READY: Self = CUresult(600);
     pub(super) const CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: Self = CUresult(906);
 }

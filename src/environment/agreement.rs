@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::process;
-use crate::comm::{BackendKind, can_share_gpus};
-use crate::cuda::{Device, nvrtc_version};
-use crate::error::{Result, bail};
+use crate::comm::{BackendKind, can_share_gpus, nccl_library};
+use crate::cuda::{Device, visible_count};
+use crate::error::{Error, Result, bail};
+use crate::util::log::event;
 use crate::util::text::list_ranks;
 
 /// What a rank tells the others of itself.
@@ -25,7 +26,17 @@ pub(super) struct RankInfo {
     container: u64,
     seed: u64,
     /// The rank's GPU, or why the rank cannot use NCCL.
-    gpu: std::result::Result<RankGpu, String>,
+    gpu: std::result::Result<RankGpu, NcclObstacle>,
+}
+
+/// Why a rank cannot use NCCL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NcclObstacle {
+    reason: String,
+    /// The rank sees GPUs.
+    sees_gpus: bool,
+    /// Something is missing or does not work. Without a GPU of the rank's number nothing is.
+    is_fault: bool,
 }
 
 /// The GPU that a rank would use.
@@ -39,9 +50,20 @@ pub(super) struct RankGpu {
 
 impl RankGpu {
     /// The GPU of this number, if NCCL can use it.
-    fn find(ordinal: u32) -> Result<Self> {
-        let device = Device::open(ordinal)?;
-        Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: can_share_gpus()? })
+    fn find(ordinal: u32) -> std::result::Result<Self, NcclObstacle> {
+        let count = visible_count();
+        let loaded = nccl_library().map(|_| ());
+        let is_fault = match count {
+            Ok(count) => count > 0 && (loaded.is_err() || ordinal < count),
+            Err(_) => true,
+        };
+        let open = || {
+            let device = Device::open(ordinal)?;
+            Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: can_share_gpus()? })
+        };
+        let sees_gpus = count.is_err() || count.is_ok_and(|count| count > 0);
+        let obstacle = |error: Error| NcclObstacle { reason: error.to_string(), sees_gpus, is_fault };
+        if sees_gpus { loaded.and_then(|()| open()) } else { open() }.map_err(obstacle)
     }
 }
 
@@ -76,7 +98,7 @@ impl AgreedSetup {
             bail!(Disagreement, "ranks want different backends: {}", sides.join("; "));
         }
         if let Some(warning) = same_local_ranks(infos) {
-            crate::util::log::event!(WARN, "{warning}");
+            event!(WARN, "{warning}");
         }
         let first = &infos[0];
         let elsewhere = ranks_that(&|info| info.machine != first.machine);
@@ -87,8 +109,17 @@ impl AgreedSetup {
                 Unsupported,
                 "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
             ),
+            (BackendKind::Auto, Some(obstacle)) if infos.iter().any(RankInfo::has_fault) => bail!(
+                Unsupported,
+                "there are GPUs, and NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine \
+                 without GPUs"
+            ),
             (BackendKind::Auto, Some(obstacle)) if is_one_machine => {
-                crate::util::log::event!(DEBUG, "the host backend is used; NCCL cannot be: {obstacle}");
+                let text = format!("the host backend is used, because NCCL cannot be: {obstacle}");
+                match infos.iter().any(RankInfo::sees_gpus) {
+                    true => event!(WARN, "{text}"),
+                    false => event!(DEBUG, "{text}"),
+                }
                 BackendKind::Host
             }
             (BackendKind::Host, _) if is_one_machine => BackendKind::Host,
@@ -113,6 +144,14 @@ impl AgreedSetup {
 }
 
 impl RankInfo {
+    fn has_fault(&self) -> bool {
+        self.gpu.as_ref().is_err_and(|obstacle| obstacle.is_fault)
+    }
+
+    fn sees_gpus(&self) -> bool {
+        self.gpu.as_ref().map_or_else(|obstacle| obstacle.sees_gpus, |_| true)
+    }
+
     /// What this process tells the others. `ordinal` gives the number of the GPU that it would use.
     /// It may load CUDA, so it is called only where the rank may use NCCL.
     pub(super) fn of_this_process(
@@ -126,12 +165,11 @@ impl RankInfo {
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
             // CUDA is not loaded.
-            BackendKind::Host => Err("it asks for the host backend".to_owned()),
-            BackendKind::Nccl => RankGpu::find(ordinal()).map_err(|error| error.to_string()),
-            // NCCL is chosen for the caller only if everything works with it, kernels too.
-            BackendKind::Auto => {
-                nvrtc_version().and_then(|_| RankGpu::find(ordinal())).map_err(|error| error.to_string())
+            BackendKind::Host => {
+                let reason = "it asks for the host backend".to_owned();
+                Err(NcclObstacle { reason, sees_gpus: false, is_fault: false })
             }
+            BackendKind::Nccl | BackendKind::Auto => RankGpu::find(ordinal()),
         };
         RankInfo {
             wanted,
@@ -165,7 +203,7 @@ fn same_local_ranks(infos: &[RankInfo]) -> Option<String> {
 fn obstacle_to_nccl(infos: &[RankInfo]) -> Option<String> {
     let mut reasons: Vec<(&str, Vec<u32>)> = Vec::new();
     for (rank, info) in infos.iter().enumerate() {
-        let Err(reason) = &info.gpu else { continue };
+        let Err(NcclObstacle { reason, .. }) = &info.gpu else { continue };
         match reasons.iter_mut().find(|(other, _)| other == reason) {
             Some((_, ranks)) => ranks.push(rank as u32),
             None => reasons.push((reason, vec![rank as u32])),
@@ -224,7 +262,7 @@ mod tests {
     }
 
     fn of(wanted: BackendKind) -> RankInfo {
-        let gpu = Err("there is no GPU".to_owned());
+        let gpu = Err(NcclObstacle { reason: "there is no GPU".to_owned(), sees_gpus: false, is_fault: false });
         RankInfo {
             wanted,
             machine: "one".to_owned(),
@@ -243,7 +281,8 @@ mod tests {
     #[test]
     fn a_rank_of_the_host_backend_does_not_ask_for_its_gpu() {
         let info = RankInfo::of_this_process(BackendKind::Host, 5, || panic!("CUDA would be loaded"), 0);
-        assert_eq!(info.gpu, Err("it asks for the host backend".to_owned()));
+        let reason = "it asks for the host backend".to_owned();
+        assert_eq!(info.gpu, Err(NcclObstacle { reason, sees_gpus: false, is_fault: false }));
     }
 
     #[test]
@@ -275,6 +314,12 @@ mod tests {
              cannot be used: rank 2: there is no GPU"
         );
         let one = with_gpu(BackendKind::Nccl, "01");
+        let ill = NcclObstacle { reason: "there is no NCCL".to_owned(), sees_gpus: true, is_fault: true };
+        assert_eq!(
+            result_of(&[of(BackendKind::Auto), RankInfo { gpu: Err(ill), ..of(BackendKind::Auto) }]),
+            "there are GPUs, and NCCL cannot be used: rank 0: there is no GPU; rank 1: there is no NCCL; the backend \"host\" \
+             does the same on one machine without GPUs"
+        );
         assert_eq!(
             result_of(&[of(BackendKind::Nccl), one.clone(), of(BackendKind::Nccl)]),
             "NCCL cannot be used: ranks 0 and 2: there is no GPU; the backend \"host\" does the same on one machine without GPUs"

@@ -34,10 +34,12 @@ fn main() -> Result<()> {
     let nvrtc = library(&out, "libnvrtc.so.13", "", "nvrtc", &[], &[])?;
     let current = library(&out, "libnccl.so.2", "current", "nccl", forks, &[])?;
     let old = library(&out, "libnccl.so.2", "old", "nccl", forks, &["-DFAKE_NCCL_VERSION=22105"])?;
+    let previous = library(&out, "libnccl.so.2", "previous", "nccl", forks, &["-DFAKE_NCCL_VERSION=23006"])?;
     let ancient = library(&out, "libnccl.so.2", "ancient", "nccl", forks, &["-DFAKE_NCCL_VERSION=21803"])?;
     for (variant, libraries) in [
         ("current", &[&cuda, &nvrtc, &current][..]),
         ("old", &[&cuda, &nvrtc, &old]),
+        ("previous", &[&cuda, &nvrtc, &previous]),
         ("ancient", &[&cuda, &nvrtc, &ancient]),
         ("no_nvrtc", &[&cuda, &current]),
         ("no_nccl", &[&cuda, &nvrtc]),

@@ -223,7 +223,7 @@ quarters! {
     two_ranks_on_host_tensors: (2, "host", "backend", fake_gpu::Variant::Current, "90"),
     two_ranks_enqueued_in_windows: (2, "symmetric", "backend", fake_gpu::Variant::Current, "90"),
     three_ranks_before_hopper: (3, "own", "backend", fake_gpu::Variant::Current, "80"),
-    four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", "backend", fake_gpu::Variant::Old, "86"),
+    four_ranks_enqueued_with_an_old_nccl: (4, "symmetric", "backend", fake_gpu::Variant::Old, "90"),
     one_exact_rank: (1, "symmetric", "layers", fake_gpu::Variant::Current, "90"),
     two_exact_ranks: (2, "own", "communicator", fake_gpu::Variant::Current, "90"),
     three_exact_ranks_before_hopper: (3, "symmetric", "layers", fake_gpu::Variant::Current, "80"),

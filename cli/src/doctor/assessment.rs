@@ -20,21 +20,17 @@ pub fn assess(diagnosis: &mut Diagnosis) {
 /// For how many ranks the backend "auto" is NCCL, and the sentence about it.
 fn backend(diagnosis: &Diagnosis) -> (u32, String) {
     let on_host = |obstacle: &str| (0, format!("\"auto\" is the host backend; NCCL cannot be used: {obstacle}"));
-    let (gpus, nccl) = match (&diagnosis.gpus, &diagnosis.nccl) {
-        (Probe::Missing { problem }, _) | (_, Probe::Missing { problem }) => return on_host(problem),
-        (Probe::Found(gpus), Probe::Found(nccl)) => (gpus, nccl),
+    let refused = |problem: &str| (0, format!("\"auto\" is an error, because NCCL cannot be used: {problem}"));
+    let (gpus, nccl) = match (&diagnosis.gpus, &diagnosis.driver, &diagnosis.nccl) {
+        (Probe::Found(gpus), Probe::Missing { problem }, _) if gpus.is_empty() => return on_host(problem),
+        (Probe::Found(gpus), ..) if gpus.is_empty() => return on_host("there is no GPU"),
+        (Probe::Missing { problem }, ..) | (.., Probe::Missing { problem }) => return refused(problem),
+        (Probe::Found(gpus), _, Probe::Found(nccl)) => (gpus, nccl),
     };
-    if gpus.is_empty() {
-        return on_host("there is no GPU");
-    }
-    // It could be, but "auto" wants what can do everything.
-    if let Probe::Missing { problem } = &diagnosis.nvrtc {
-        return (0, format!("\"auto\" is the host backend; NCCL could not do everything: {problem}"));
-    }
     // Rank 0 has GPU 0, and so on.
     let usable = gpus.iter().take_while(|gpu| gpu.found().is_some()).count();
     if let Probe::Missing { problem } = &gpus[0] {
-        return on_host(&format!("GPU 0: {problem}"));
+        return refused(&format!("GPU 0: {problem}"));
     }
     let sentence = match usable {
         1 if nccl.shares_gpus => "\"auto\" is NCCL for any number of ranks, which share the GPU".to_owned(),
@@ -42,8 +38,14 @@ fn backend(diagnosis: &Diagnosis) -> (u32, String) {
             "\"auto\" is NCCL for any number of ranks that are threads, which share the {n} GPUs, and for up to {n} that \
              are processes"
         ),
-        1 => "\"auto\" is NCCL for 1 rank; several are on the host backend".to_owned(),
-        n => format!("\"auto\" is NCCL for up to {n} ranks, each with a GPU of its own; more are on the host backend"),
+        n => {
+            let ranks = count_of(n, "rank");
+            let more = match gpus.get(n) {
+                Some(Probe::Missing { problem }) => format!("are an error, because GPU {n} cannot be used: {problem}"),
+                _ => "are on the host backend".to_owned(),
+            };
+            format!("\"auto\" is NCCL for up to {ranks}, each with a GPU of its own; more {more}")
+        }
     };
     (usable as u32, sentence)
 }
@@ -92,6 +94,9 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
             )),
         }
     }
+    if let Probe::Missing { problem } = &diagnosis.gpus {
+        warnings.push(format!("the GPUs cannot be used: {problem}"));
+    }
     if gpus.is_empty() {
         return warnings;
     }
@@ -100,12 +105,9 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
             let (verb, them) = if gpus.len() == 1 { ("is", "it") } else { ("are", "them") };
             warnings.push(format!("there {verb} {}, and no NCCL that can use {them}", count_of(gpus.len(), "GPU")));
         }
-        Probe::Found(nccl) if !nccl.has_all_to_all => warnings.push(format!(
-            "NCCL {} is older than 2.28: all_to_all, gather and scatter are made of sends and receives{}",
-            nccl.version,
-            if nccl.has_windows { "" } else { ", and there are no symmetric windows" }
-        )),
-        Probe::Found(_) => {}
+        Probe::Found(nccl) => {
+            warnings.extend(nccl.detours.iter().map(|detour| format!("NCCL {}: {detour}", nccl.version)));
+        }
     }
     let old: Vec<String> = gpus.iter().filter(|(_, gpu)| !gpu.info.runs_layers).map(|(n, _)| n.to_string()).collect();
     if let Some((last, first)) = old.split_last() {
@@ -117,10 +119,12 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
             "layers of several ranks are refused on {old}: they need compute capability 8.0, or the backend \"host\""
         ));
     }
-    let float8 = if gpus.iter().all(|(_, gpu)| gpu.info.reduces_float8) { "" } else { " and float8" };
+    let nccl_reduces_float8 = diagnosis.nccl.found().is_some_and(|nccl| nccl.reduces_float8);
+    let reduces_float8 = nccl_reduces_float8 && gpus.iter().all(|(_, gpu)| gpu.info.reduces_float8);
+    let float8 = if reduces_float8 { "" } else { " and float8" };
     let lost = format!("averages of floats, reductions of bool{float8}, Cast and Shuffle layers fail");
     if diagnosis.nvrtc.found().is_none() {
-        warnings.push(format!("with the backend \"nccl\" and without NVRTC {lost} on GPUs"));
+        warnings.push(format!("without NVRTC {lost} on GPUs"));
     } else {
         let without_kernels = gpus.iter().filter_map(|(number, gpu)| Some((number, gpu.kernel_problem.as_ref()?)));
         warnings.extend(without_kernels.map(|(number, problem)| format!("{lost} on GPU {number}: {problem}")));
@@ -177,7 +181,9 @@ mod tests {
             "file": "libnccl.so.2",
             "has_all_to_all": true,
             "has_windows": true,
+            "reduces_float8": true,
             "shares_gpus": false,
+            "detours": [],
         });
         serde_json::from_value(nccl).expect("NCCL")
     }
@@ -238,9 +244,18 @@ mod tests {
         let bad = || missing("it is ill");
         for (machine, ranks, sentence) in [
             (machine(vec![]), 0, "\"auto\" is the host backend; NCCL cannot be used: there is no GPU"),
-            (machine(vec![bad()]), 0, "\"auto\" is the host backend; NCCL cannot be used: GPU 0: it is ill"),
-            (machine(vec![good()]), 1, "\"auto\" is NCCL for 1 rank; several are on the host backend"),
-            (machine(vec![good(), bad(), good()]), 1, "\"auto\" is NCCL for 1 rank; several are on the host backend"),
+            (machine(vec![bad()]), 0, "\"auto\" is an error, because NCCL cannot be used: GPU 0: it is ill"),
+            (
+                machine(vec![good()]),
+                1,
+                "\"auto\" is NCCL for up to 1 rank, each with a GPU of its own; more are on the host backend",
+            ),
+            (
+                machine(vec![good(), bad(), good()]),
+                1,
+                "\"auto\" is NCCL for up to 1 rank, each with a GPU of its own; more are an error, because GPU 1 cannot be \
+                 used: it is ill",
+            ),
             (
                 machine(vec![good(), good()]),
                 2,
@@ -254,19 +269,24 @@ mod tests {
                  are processes",
             ),
             (
-                Diagnosis { gpus: missing("no driver"), nccl: missing("no NCCL"), ..machine(vec![]) },
+                Diagnosis { driver: missing("no driver"), nccl: missing("no NCCL"), ..machine(vec![]) },
                 0,
                 "\"auto\" is the host backend; NCCL cannot be used: no driver",
             ),
             (
+                Diagnosis { gpus: missing("it hangs"), ..machine(vec![]) },
+                0,
+                "\"auto\" is an error, because NCCL cannot be used: it hangs",
+            ),
+            (
                 Diagnosis { nccl: missing("no NCCL"), ..machine(vec![good()]) },
                 0,
-                "\"auto\" is the host backend; NCCL cannot be used: no NCCL",
+                "\"auto\" is an error, because NCCL cannot be used: no NCCL",
             ),
             (
                 Diagnosis { nvrtc: missing("no NVRTC"), ..machine(vec![good()]) },
-                0,
-                "\"auto\" is the host backend; NCCL could not do everything: no NVRTC",
+                1,
+                "\"auto\" is NCCL for up to 1 rank, each with a GPU of its own; more are on the host backend",
             ),
         ] {
             let diagnosis = assessed(machine);
@@ -295,6 +315,8 @@ mod tests {
     fn what_is_wrong_is_warned_of_and_nothing_else() {
         let good = || Probe::Found(gpu());
         assert!(assessed(machine(vec![])).warnings.is_empty());
+        let hangs = assessed(Diagnosis { gpus: missing("it hangs"), ..machine(vec![]) });
+        assert_eq!(hangs.warnings, ["the GPUs cannot be used: it hangs"]);
         assert!(assessed(machine(vec![good(), good(), good(), good()])).warnings.is_empty());
 
         let mut few = machine(vec![good(), missing("it is ill"), good()]);

@@ -34,8 +34,8 @@ pub struct Diagnosis {
     pub nvrtc: Probe<Library>,
     pub nccl: Probe<NcclInfo>,
     pub mpi: Probe<Library>,
-    /// The number of ranks on this machine up to which the backend "auto" is NCCL. For more ranks
-    /// it is the host, or NCCL if [`NcclInfo::shares_gpus`].
+    /// The number of ranks on this machine up to which the backend "auto" is NCCL. A conclusion
+    /// says what it is for more.
     pub nccl_ranks: u32,
     /// What follows, in sentences.
     pub conclusions: Vec<String>,

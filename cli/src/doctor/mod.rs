@@ -54,7 +54,7 @@ fn to_text(diagnosis: &Diagnosis) -> String {
     rows.extend(host(&diagnosis.host));
     rows.extend(launch(&diagnosis.launch));
     rows.push(row("driver", text_of(&diagnosis.driver, library)));
-    rows.extend(gpus(&diagnosis.gpus));
+    rows.extend(gpus(&diagnosis.gpus, diagnosis.nccl.found()));
     rows.push(row("NVRTC", text_of(&diagnosis.nvrtc, library)));
     rows.push(row("NCCL", text_of(&diagnosis.nccl, nccl)));
     rows.push(row("MPI", text_of(&diagnosis.mpi, library)));
@@ -111,21 +111,23 @@ fn library(library: &Library) -> String {
     format!("{}{file}", library.version)
 }
 
-fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>) -> Vec<Row> {
+fn gpus(gpus: &Probe<Vec<Probe<Gpu>>>, nccl: Option<&NcclInfo>) -> Vec<Row> {
+    let nccl_reduces_float8 = nccl.is_none_or(|nccl| nccl.reduces_float8);
+    let text = |found| text_of(found, |found| gpu(found, nccl_reduces_float8));
     match gpus {
         Probe::Found(gpus) if gpus.is_empty() => vec![row("GPUs", "none")],
         Probe::Found(gpus) => {
-            gpus.iter().enumerate().map(|(number, found)| row(&format!("GPU {number}"), text_of(found, gpu))).collect()
+            gpus.iter().enumerate().map(|(number, found)| row(&format!("GPU {number}"), text(found))).collect()
         }
         Probe::Missing { problem } => vec![row("GPUs", problem)],
     }
 }
 
-fn gpu(gpu: &Gpu) -> String {
+fn gpu(gpu: &Gpu, nccl_reduces_float8: bool) -> String {
     let GpuInfo { name, capability, multiprocessors, bus_id, .. } = &gpu.info;
     let memory = size(gpu.info.memory_bytes);
     let layers = if gpu.info.runs_layers { "" } else { "; no layers of several ranks" };
-    let float8 = if gpu.info.reduces_float8 { "by NCCL" } else { "by exchange" };
+    let float8 = if gpu.info.reduces_float8 && nccl_reduces_float8 { "by NCCL" } else { "by exchange" };
     format!(
         "{name}, {capability}, {memory}, {multiprocessors} multiprocessors, {bus_id}{layers}; float8 is reduced {float8}"
     )

@@ -415,8 +415,8 @@ impl Steps<'_> {
         }
     }
 
-    /// Sends and receives in one group: all_to_all, gather and scatter before NCCL 2.28, and list
-    /// forms, where the side with a block for each rank has each at an address of its own.
+    /// Sends and receives in one group: all_to_all, gather and scatter before NCCL 2.28.3, and
+    /// list forms, where the side with a block for each rank has each at an address of its own.
     ///
     /// # Safety
     ///

@@ -28,6 +28,41 @@ const OLDEST_THAT_MAY_BLOCK: NcclVersion = (2, 27, 3);
 /// Major, minor and patch of a version of NCCL.
 pub(crate) type NcclVersion = (i32, i32, i32);
 
+/// What the library leaves to NCCL from some version on, and does without or by itself before.
+#[derive(Clone, Copy)]
+enum Feature {
+    /// Symmetric windows.
+    Windows,
+    /// Reductions of float8, on the GPUs that NCCL reduces it on.
+    Float8,
+    /// AlltoAll, Gather and Scatter.
+    AllToAll,
+}
+
+impl Feature {
+    /// The functions that it needs, the first version that has it right, and both in words: what is
+    /// right from then on, and what ranks do before.
+    fn needs(self) -> (&'static [&'static str], NcclVersion, [&'static str; 2]) {
+        match self {
+            // Before 2.30.7 the kernels lack cudaGridDependencySynchronize (NCCL's commit
+            // 2948185d), and in graphs a barrier (sglang #37768). Before 2.28.7 they corrupt
+            // messages that are no multiple of 8 bytes (release notes).
+            Feature::Windows => (
+                &["ncclCommWindowRegister", "ncclCommWindowDeregister"],
+                (2, 30, 7),
+                ["symmetric windows give right results", "none are used"],
+            ),
+            // ncclNumTypes in nccl.h was 10, and ArgsCheck in `enqueue.cc` refused float8.
+            Feature::Float8 => (&[], (2, 24, 3), ["float8 is reduced", "ranks exchange it, and a kernel reduces it"]),
+            Feature::AllToAll => (
+                &["ncclAlltoAll", "ncclGather", "ncclScatter"],
+                (2, 28, 3),
+                ["all_to_all, gather and scatter are there", "they are made of sends and receives"],
+            ),
+        }
+    }
+}
+
 /// NCCL as it was loaded.
 pub(crate) struct NcclLibrary {
     pub(crate) name: &'static str,
@@ -69,18 +104,32 @@ impl NcclLibrary {
         dotted(self.version)
     }
 
-    fn has(&self, functions: &[&str]) -> bool {
-        functions.iter().all(|function| !self.lacking.contains(function))
-    }
-
-    /// AlltoAll, Gather and Scatter, which are there since 2.28.
-    pub(crate) fn has_all_to_all(&self) -> bool {
-        self.has(&["ncclAlltoAll", "ncclGather", "ncclScatter"])
-    }
-
-    /// Symmetric windows, which are there since 2.27.
     pub(crate) fn has_windows(&self) -> bool {
-        self.has(&["ncclCommWindowRegister", "ncclCommWindowDeregister"])
+        self.has(Feature::Windows)
+    }
+
+    pub(crate) fn reduces_float8(&self) -> bool {
+        self.has(Feature::Float8)
+    }
+
+    pub(crate) fn has_all_to_all(&self) -> bool {
+        self.has(Feature::AllToAll)
+    }
+
+    /// Whether a feature is there and right.
+    fn has(&self, feature: Feature) -> bool {
+        let (functions, since, _) = feature.needs();
+        self.version >= since && functions.iter().all(|name| !self.lacking.contains(name))
+    }
+
+    /// What ranks do in place of the features that it lacks.
+    pub(crate) fn detours(&self) -> Vec<String> {
+        let lacking = [Feature::Windows, Feature::Float8, Feature::AllToAll].into_iter().filter(|f| !self.has(*f));
+        let text = |feature: Feature| {
+            let (_, since, [right, before]) = feature.needs();
+            format!("{right} from {} on; {before}", dotted(since))
+        };
+        lacking.map(text).collect()
     }
 
     /// Whether communicators of the library's own block.

@@ -437,12 +437,10 @@ impl Backend for NcclBackend {
         self.symmetric_buffer(byte_len, false, deadline)
     }
 
-    fn allocate_region(&self, byte_len: usize, for_graphs: bool, deadline: Instant) -> Result<Buffer> {
-        let Features { has_windows, has_graph_windows, .. } = self.features;
-        let can = if for_graphs { has_graph_windows } else { has_windows };
+    fn allocate_region(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         // A window is deregistered when nothing uses it any more. By then the owner of a borrowed
         // communicator may have destroyed it.
-        self.symmetric_buffer(byte_len, can && self.handle.is_own, deadline)
+        self.symmetric_buffer(byte_len, self.features.has_windows && self.handle.is_own, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

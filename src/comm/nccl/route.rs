@@ -13,12 +13,8 @@ pub(super) struct Features {
     pub(super) reduces_float8: bool,
     /// AlltoAll, Gather and Scatter are there.
     pub(super) has_all_to_all: bool,
-    /// Memory can be registered as a symmetric window. (Before 2.28.7 small messages in windows are
-    /// corrupted.)
+    /// Memory can be registered as a symmetric window.
     pub(super) has_windows: bool,
-    /// So can memory that collectives in graphs use. (Before 2.30.7 symmetric kernels in graphs
-    /// lack a barrier: sglang #37768.)
-    pub(super) has_graph_windows: bool,
 }
 
 /// Whether NCCL reduces float8 on a GPU: from compute capability 9.0 on (NCCL's `enqueue.cc`).
@@ -28,24 +24,24 @@ pub(crate) fn reduces_float8(device: &Device) -> bool {
 
 impl Features {
     pub(super) fn of(handle: &NcclHandle) -> Self {
+        let library = handle.library;
         Features {
-            reduces_float8: reduces_float8(&handle.device),
-            has_all_to_all: handle.library.has_all_to_all(),
-            has_windows: handle.library.has_windows() && handle.library.version >= (2, 28, 7),
-            has_graph_windows: handle.library.has_windows() && handle.library.version >= (2, 30, 7),
+            reduces_float8: reduces_float8(&handle.device) && library.reduces_float8(),
+            has_all_to_all: library.has_all_to_all(),
+            has_windows: library.has_windows(),
         }
     }
 
-    pub(super) fn to_words(self) -> [i64; 4] {
-        let Features { reduces_float8, has_all_to_all, has_windows, has_graph_windows } = self;
-        [reduces_float8, has_all_to_all, has_windows, has_graph_windows].map(i64::from)
+    pub(super) fn to_words(self) -> [i64; 3] {
+        let Features { reduces_float8, has_all_to_all, has_windows } = self;
+        [reduces_float8, has_all_to_all, has_windows].map(i64::from)
     }
 
     /// The features of all of the ranks that gave these words.
-    pub(super) fn common(all: &[[i64; 4]]) -> Self {
+    pub(super) fn common(all: &[[i64; 3]]) -> Self {
         let of_all = |index: usize| all.iter().all(|words| words[index] != 0);
-        let [reduces_float8, has_all_to_all, has_windows, has_graph_windows] = [0, 1, 2, 3].map(of_all);
-        Features { reduces_float8, has_all_to_all, has_windows, has_graph_windows }
+        let [reduces_float8, has_all_to_all, has_windows] = [0, 1, 2].map(of_all);
+        Features { reduces_float8, has_all_to_all, has_windows }
     }
 }
 

@@ -251,7 +251,7 @@ impl NcclBackend {
 
 impl SymmetricMemory {
     fn new(handle: &Arc<NcclHandle>, byte_len: usize) -> Result<Self> {
-        let _current = handle.device.enter()?;
+        let _current = handle.device.enter_relaxed()?;
         let mut address = ptr::null_mut();
         // SAFETY: writes one address.
         let result = unsafe { ncclMemAlloc(&mut address, registered_len(byte_len)) };

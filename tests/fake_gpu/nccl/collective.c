@@ -54,7 +54,8 @@ static bool is_in_place(const struct call *call, int rank, size_t bytes) {
 /* What is wrong with the call, or NULL. */
 static const char *objection(const struct communicator *communicator, const struct call *call) {
     int size = communicator->clique->size, rank = communicator->rank;
-    if ((unsigned)call->type >= ncclNumTypes)
+    /* ncclNumTypes of nccl.h, which had no float8 before 2.24.3. */
+    if ((unsigned)call->type >= (FAKE_NCCL_VERSION < 22403 ? ncclFloat8e4m3 : ncclNumTypes))
         return "an unknown type";
     if (reduces(call->operation) && (unsigned)call->reduction >= ncclNumOps)
         return "an unknown reduction";

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub enum Variant {
     /// All three, with NCCL 2.30.7.
     Current,
+    /// NCCL says that it is 2.30.6, whose windows give wrong results.
+    Previous,
     /// NCCL says that it is 2.21.5, and lacks what came later: alltoall, gather, scatter, windows,
     /// revoke.
     Old,
@@ -30,6 +32,7 @@ pub enum Variant {
 pub fn library_dir(variant: Variant) -> PathBuf {
     let folder = match variant {
         Variant::Current => "current",
+        Variant::Previous => "previous",
         Variant::Old => "old",
         Variant::Ancient => "ancient",
         Variant::NoNvrtc => "no_nvrtc",

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,10 @@ use distcollective::comm::Operands;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::log::{LogLevel, set_log_handler};
 use distcollective::stream::Work;
-use distcollective::tensor::MemorySpace;
+use distcollective::tensor::{Bool, MemorySpace, f16};
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, Error, Network, Rank, ReduceOperation, Result, Stream,
+    inputs, outputs,
 };
 use libloading::Library;
 
@@ -44,6 +46,7 @@ pub fn play(name: &str, ranks: u32) {
         "releases" => on_gpus(ranks, |communicator| releases(&communicator)),
         "question beside a release" => on_gpus(ranks, |communicator| question_beside_a_release(&communicator)),
         "questions" => on_gpus(ranks, |communicator| questions(&communicator)),
+        "beside a capture" => on_gpus(ranks, |communicator| beside_a_capture(&communicator)),
         "recording" => on_gpus(ranks, |communicator| recording(&communicator)),
         "scratch" => {
             let barrier = Arc::new(Barrier::new(ranks as usize));
@@ -201,6 +204,41 @@ fn releases(communicator: &Communicator) -> Result<()> {
     driver.end_capture(&stream);
     work.wait()?;
     Ok(())
+}
+
+/// Another thread captures in the strictest mode, while this rank gets memory, compiles kernels and
+/// makes calls. Both go on.
+fn beside_a_capture(communicator: &Communicator) -> Result<()> {
+    let (captured, other) = (cuda_stream(communicator)?, cuda_stream(communicator)?);
+    let ((begun, is_begun), (over, is_over)) = (channel(), channel::<()>());
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let driver = Driver::on(communicator);
+            driver.begin_capture(&captured);
+            begun.send(()).expect("the rank waits");
+            // If the rank has failed too.
+            let _ = is_over.recv();
+            driver.end_capture(&captured);
+        });
+        is_begun.recv().expect("a capture");
+        // Also one rank needs a kernel for this.
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [64])?;
+        let y = network.add_cast(x, DataType::Float16)?;
+        network.mark_output(y, "y")?;
+        let mut context = network.build()?.create_execution_context()?;
+        context.set_communicator(communicator)?;
+        let mut y = [f16::ZERO; 64];
+        context.execute(inputs!["x" => &[3f32; 64]], outputs!["y" => &mut y])?;
+        assert_eq!(y, [f16::from_f32(3.0); 64]);
+        let mut any = [Bool(u8::from(communicator.rank() == Rank(0))), Bool(0)];
+        communicator.all_reduce(&mut any, ReduceOperation::Max)?;
+        assert_eq!(any, [Bool(1), Bool(0)]);
+        let memory = communicator.allocate(DataType::Float32, [1 << 20])?;
+        communicator.collective_async(SUM, Operands::in_place(memory), &other)?.wait()?;
+        drop(over);
+        Ok(())
+    })
 }
 
 /// Whether work that was enqueued before a capture of its stream is done is not known during the
@@ -564,6 +602,11 @@ fn releases_do_not_invalidate_a_capture() {
 #[test]
 fn a_question_about_work_does_not_invalidate_a_capture() {
     plays("questions", &[1, 2]);
+}
+
+#[test]
+fn calls_and_a_capture_of_another_thread_do_not_disturb_each_other() {
+    plays("beside a capture", &[1, 2]);
 }
 
 #[test]

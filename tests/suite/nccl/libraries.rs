@@ -32,11 +32,10 @@ pub fn play(name: &str, ranks: u32) {
             Ok(())
         }),
         "averages" => averages(ranks),
-        "auto" => {
-            let communicators =
-                Communicator::builder().backend(BackendKind::Auto).timeout(TIMEOUT).in_process(2).expect("two ranks");
-            println!("on {}", communicators[0].backend());
-        }
+        "auto" => match Communicator::builder().backend(BackendKind::Auto).timeout(TIMEOUT).in_process(2) {
+            Ok(communicators) => println!("on {}", communicators[0].backend()),
+            Err(error) => println!("{error}"),
+        },
         "id" => {
             let id = NcclId::new().expect("an id");
             assert_eq!(NcclId::from_bytes(id.as_bytes()).expect("128 bytes"), id);
@@ -180,7 +179,7 @@ fn averages_among_a_power_of_two_of_ranks_are_made_by_nccl() {
 }
 
 #[test]
-fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
+fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank_and_says_what_is_missing() {
     if needs_test_libraries() {
         return;
     }
@@ -188,8 +187,12 @@ fn auto_takes_nccl_where_there_is_a_gpu_for_each_rank() {
         |variant, devices| Child::new("libraries auto", 2).on(variant).with(&[("FAKE_CUDA_DEVICES", devices)]).passes();
     assert!(on(Variant::Current, "2").contains("on nccl"));
     assert!(on(Variant::Current, "1").contains("on host"));
-    assert!(on(Variant::NoNccl, "2").contains("on host"));
+    assert!(on(Variant::Current, "0").contains("on host"));
     assert!(on(Variant::NoDriver, "2").contains("on host"));
+    assert!(on(Variant::NoNvrtc, "2").contains("on nccl"));
+    let text = on(Variant::NoNccl, "2");
+    assert!(text.contains("NCCL is not to be found; tried libnccl.so.2"), "{text}");
+    assert!(text.contains("the backend \"host\" does the same without GPUs"), "{text}");
 }
 
 /// NVIDIA's own library has every function that this library calls, and makes ids. It needs no GPU

@@ -23,6 +23,7 @@ fn present(variant: fake_gpu::Variant) -> [bool; 3] {
 fn some_lack_a_library() {
     use fake_gpu::Variant;
     assert_eq!(present(Variant::Current), [true, true, true]);
+    assert_eq!(present(Variant::Previous), [true, true, true]);
     assert_eq!(present(Variant::Old), [true, true, true]);
     assert_eq!(present(Variant::Ancient), [true, true, true]);
     assert_eq!(present(Variant::NoNvrtc), [true, true, false]);
@@ -70,6 +71,11 @@ fn reduces() {
 
 test_in_child!(the_current_one_has_all, Current, &[], || {
     assert_eq!(version(), 23007);
+    assert_eq!(lacking(), [""; 0]);
+});
+
+test_in_child!(the_previous_one_has_all, Previous, &[], || {
+    assert_eq!(version(), 23006);
     assert_eq!(lacking(), [""; 0]);
 });
 
