@@ -45,9 +45,9 @@ impl Messenger {
             is_published: false,
             has_warned: false,
         };
-        let matched = mailbox.match_arrived(&self.own, number);
+        let matched = mailbox.match_arrived(&self.own, number).map_err(|error| self.end(error));
         drop(mailbox);
-        matched.map_err(|error| self.end(error))?;
+        matched?;
         call.wait()
     }
 }

@@ -83,7 +83,9 @@ impl Messenger {
     fn advance(&self, own: Option<u64>) -> Result<Advance> {
         self.own.check()?;
         let mut mailbox = self.lock();
-        let has_moved = mailbox.advance(&self.own);
+        // While the mailbox is locked: another thread would find that the message is gone, and if
+        // its sender has left too, that would be the error.
+        let has_moved = mailbox.advance(&self.own).map_err(|error| self.end(error));
         let own_end = own.and_then(|own| mailbox.take_end(own));
         let mut ends = Vec::new();
         // A receive may also end without a move, with a message that came before it.
@@ -92,7 +94,7 @@ impl Messenger {
         }
         drop(mailbox);
         ends.into_iter().for_each(|(on_end, delivery)| report(on_end, Ok(delivery)));
-        match (has_moved.map_err(|error| self.end(error))?, own_end) {
+        match (has_moved?, own_end) {
             (_, Some(delivery)) => Ok(Advance::Ended(delivery)),
             (true, None) => Ok(Advance::Moved),
             (false, None) => self.own.compare_calls().map(|_| Advance::Idle),

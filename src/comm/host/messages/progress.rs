@@ -39,12 +39,12 @@ impl Messenger {
         for (request, on_end) in messages {
             let number = mailbox.add(request, deadline, Some(on_end));
             if matched.is_ok() {
-                matched = mailbox.match_arrived(&self.own, number);
+                matched = mailbox.match_arrived(&self.own, number).map_err(|error| self.end(error));
             }
         }
         drop(mailbox);
         // After an error the progress thread ends all of them.
-        let _ = matched.map_err(|error| self.end(error)).and_then(|()| self.advance(None));
+        let _ = matched.and_then(|()| self.advance(None));
         self.changed.notify_all();
         // It may sleep already, for a message with a later deadline.
         self.own.wake(self.own.rank);
