@@ -40,7 +40,7 @@ struct Arguments {
     /// float32, float16, bfloat16, float8, float8_e5m2, int64, int32, int8, uint8, bool
     #[arg(long, default_value = "float32")]
     dtype: DataType,
-    /// nccl, which needs a GPU for each rank; host; auto, which is NCCL if there is one
+    /// nccl, which needs a GPU for each rank; host; auto, which is NCCL if they are there
     #[arg(long, default_value = "auto")]
     backend: BackendKind,
 }

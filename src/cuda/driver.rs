@@ -35,7 +35,7 @@ fn open() -> Result<&'static str> {
 /// linked with, is none.
 pub(super) fn sees_no_gpu() -> bool {
     let none = [CUresult::CUDA_ERROR_NO_DEVICE, CUresult::CUDA_ERROR_STUB_LIBRARY];
-    // SAFETY: it may be called again.
+    // SAFETY: the driver is open when it is called, and it may be called again.
     open().is_err() || none.contains(&unsafe { sys::cuInit(0) })
 }
 

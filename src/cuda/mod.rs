@@ -6,8 +6,8 @@
 //!
 //! Other code of the process may capture streams at any time. So the library's own threads call the
 //! driver in RELAXED mode (`Relaxed`), as any thread does that gets memory or loads kernels. No
-//! thread waits for a whole context: it waits for
-//! events, of the library's streams that are not being captured (`point`).
+//! thread waits for a whole context: it waits for events, of the library's streams that are not
+//! being captured (`point`).
 
 use std::time::Duration;
 

@@ -52,18 +52,15 @@ impl RankGpu {
     /// The GPU of this number, if NCCL can use it.
     fn find(ordinal: u32) -> std::result::Result<Self, NcclObstacle> {
         let count = visible_count();
-        let loaded = nccl_library().map(|_| ());
-        let is_fault = match count {
-            Ok(count) => count > 0 && (loaded.is_err() || ordinal < count),
-            Err(_) => true,
-        };
-        let open = || {
+        let sees_gpus = !matches!(count, Ok(0));
+        // NCCL is not loaded where there is no GPU.
+        let library = if sees_gpus { nccl_library().map(|_| ()) } else { Ok(()) };
+        let is_fault = sees_gpus && (library.is_err() || !count.is_ok_and(|count| ordinal >= count));
+        let found = library.and_then(|()| {
             let device = Device::open(ordinal)?;
             Ok(RankGpu { bus_id: device.bus_id.clone(), is_shareable: can_share_gpus()? })
-        };
-        let sees_gpus = count.is_err() || count.is_ok_and(|count| count > 0);
-        let obstacle = |error: Error| NcclObstacle { reason: error.to_string(), sees_gpus, is_fault };
-        if sees_gpus { loaded.and_then(|()| open()) } else { open() }.map_err(obstacle)
+        });
+        found.map_err(|error: Error| NcclObstacle { reason: error.to_string(), sees_gpus, is_fault })
     }
 }
 
