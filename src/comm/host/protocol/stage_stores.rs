@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use super::slot::Slot;
 use crate::compute;
 
-/// A line that takes longer comes more quickly from memory. On a Zen 4 one takes 10 to 40 ns
-/// between near processors, and 100 to 130 between far ones.
-const FAR: Duration = Duration::from_nanos(75);
+/// A peer is far if its line takes more than this share of the time that a line takes from memory.
+/// On a Zen 4 a line takes 10 to 40 ns between near processors, and 100 to 130 between far ones; on
+/// a Sapphire Rapids 70, where memory takes 105.
+const FAR: f64 = 0.8;
 
 /// A line that takes no longer was in this processor's cache, and says nothing of the peer.
 const HERE: Duration = Duration::from_nanos(15);
@@ -29,6 +30,8 @@ const SHORT_TRANSFERS: u32 = 8;
 #[derive(Default)]
 pub(crate) struct StageStores {
     transfers: Cell<u32>,
+    /// The time that a line takes from memory, from the first look on.
+    memory: Cell<Option<Duration>>,
     /// A look that finds a line far away adds one, up to [`LOOKS`]. One that finds it near takes
     /// one away.
     far: Cell<u32>,
@@ -44,17 +47,16 @@ impl StageStores {
         if !is_long && !transfers.is_multiple_of(SHORT_TRANSFERS) {
             return;
         }
+        let memory = self.memory.get().unwrap_or_else(memory_time);
+        self.memory.set(Some(memory));
         let slot = slot_of((transfers / SHORT_TRANSFERS) as usize);
-        let times = [Instant::now(), Instant::now()];
-        std::hint::black_box(slot.taken.load());
-        // Asking for the time takes as long as between the first two.
-        self.count(times[1].elapsed().saturating_sub(times[1] - times[0]));
+        self.count(time_of(|| slot.taken.load()), memory);
     }
 
-    fn count(&self, time: Duration) {
+    fn count(&self, time: Duration, memory: Duration) {
         let far = self.far.get();
         match time {
-            _ if time > FAR => self.far.set(LOOKS.min(far + 1)),
+            _ if time > memory.mul_f64(FAR) => self.far.set(LOOKS.min(far + 1)),
             _ if time > HERE => self.far.set(far.saturating_sub(1)),
             _ => {}
         }
@@ -80,6 +82,40 @@ impl StageStores {
     }
 }
 
+/// How long a read takes.
+fn time_of<T>(read: impl FnOnce() -> T) -> Duration {
+    let times = [Instant::now(), Instant::now()];
+    std::hint::black_box(read());
+    // Asking for the time takes as long as between the first two.
+    times[1].elapsed().saturating_sub(times[1] - times[0])
+}
+
+/// How long a line takes from memory: the median of some reads.
+#[cfg(target_arch = "x86_64")]
+fn memory_time() -> Duration {
+    use std::arch::x86_64::{_mm_clflush, _mm_mfence};
+    #[repr(align(128))]
+    struct Line(Cell<u8>);
+    let line = Line(Cell::new(0));
+    let mut times = [(); 9].map(|()| {
+        // SAFETY: the line is in memory of this function; every processor of the architecture has
+        // these instructions.
+        unsafe {
+            _mm_clflush(line.0.as_ptr());
+            _mm_mfence();
+        }
+        time_of(|| line.0.get())
+    });
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Other processors copy through the cache; see [`compute::copy_past_cache`].
+#[cfg(not(target_arch = "x86_64"))]
+fn memory_time() -> Duration {
+    Duration::MAX
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -87,7 +123,9 @@ mod tests {
     #[test]
     fn most_of_the_latest_looks_decide() {
         let stores = StageStores::default();
-        let look = |nanos, times| (0..times).for_each(|_| stores.count(Duration::from_nanos(nanos)));
+        let look = |nanos, times| {
+            (0..times).for_each(|_| stores.count(Duration::from_nanos(nanos), Duration::from_nanos(100)))
+        };
         look(400, 4);
         assert!(!stores.is_past_cache());
         look(400, 1);

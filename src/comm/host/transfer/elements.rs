@@ -3,11 +3,12 @@
 
 use super::running_call::RunningCall;
 use crate::collective::ReduceOperation;
+use crate::comm::host::system::CACHE_BYTES;
 use crate::compute::{self, Stored};
 
-/// From how many bytes on an output is not left in the processor's cache. The cache has the inputs
-/// and outputs of other ranks too, and often those of other programs.
-const LONG_OUTPUT: usize = 4 << 20;
+/// Which part of the processor's cache an output fills if it is not left there. The cache has the
+/// inputs and outputs of other ranks too, and often those of other programs.
+const LONG_OUTPUT: usize = 8;
 
 /// The same for one of many parts of a call.
 const LONG_PART: usize = 1 << 20;
@@ -42,7 +43,7 @@ impl RunningCall<'_> {
     pub(super) unsafe fn take_elements(&self, source: *const u8, stored: Stored, target: *mut u8, byte_len: usize) {
         let call = &self.request.call;
         // All weights of a model together are longer than caches are.
-        let long = if call.purpose.is_bulk() { LONG_PART } else { LONG_OUTPUT };
+        let long = if call.purpose.is_bulk() { LONG_PART } else { *CACHE_BYTES / LONG_OUTPUT };
         // SAFETY: the caller's promise.
         unsafe {
             match call.wire_type {

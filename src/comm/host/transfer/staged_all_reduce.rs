@@ -13,7 +13,8 @@
 //! The last result has the number that it would have if another chunk followed.
 //!
 //! A rank reads or writes four to five blocks, however many ranks there are. Where each rank
-//! reduces all elements, it is three more than the ranks are.
+//! reduces all elements, it is three more than the ranks are. Two ranks move about the same either
+//! way, and wait once more if they share.
 
 use std::ops::Range;
 
@@ -62,12 +63,13 @@ impl Chunks {
 
 impl RunningCall<'_> {
     /// Whether the ranks share the work, if the transfer is staged. They all find the same
-    /// (invariant 6). In a shorter all_reduce each reduces all, and they wait once less.
+    /// (invariant 6). In a shorter all_reduce, or of two ranks, each reduces all, and they wait once
+    /// less.
     pub(super) fn shares_staged(&self) -> bool {
         let call = &self.request.call;
         let is_all_reduce = matches!(call.collective, Collective::AllReduce { .. });
         // Results do not have the transport type.
-        is_all_reduce && call.wire_type.is_none() && call.block_bytes() >= STAGE_BYTES
+        is_all_reduce && call.wire_type.is_none() && self.own.segment.len() > 2 && call.block_bytes() >= STAGE_BYTES
     }
 
     /// How the block of this call is divided.
