@@ -98,7 +98,8 @@ uint64_t fake_cuda_calls(const char *function) {
 
 size_t fake_cuda_live(const char *kind) {
     static const char *const kinds[HANDLE_KINDS] = {
-        "context", "stream", "event", "module", "function", "graph", "graph exec", "user object"};
+        "context", "stream", "event", "module", "function", "graph", "graph exec", "user object",
+        "memory handle"};
     pthread_mutex_lock(&lock);
     size_t live = (size_t)-1;
     for (int i = 0; i < HANDLE_KINDS; i++) {

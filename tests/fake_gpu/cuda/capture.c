@@ -15,10 +15,20 @@ struct capture {
     struct stream *streams[MOST_CAPTURED_STREAMS];
     uint32_t clocks[MOST_CAPTURED_STREAMS][MOST_CAPTURED_STREAMS];
     int stream_count;
+    /* Up to which of its steps a stream need not be joined. */
+    uint32_t excused[MOST_CAPTURED_STREAMS];
+    /* What the program has asked for as nodes: the clocks of streams. */
+    struct frontier *frontiers;
     /* What it records into, as the program knows it from the first question on. */
     struct graph *graph;
     CUgraph handle;
     struct operation **end;
+};
+
+/* What a stream's next operation comes after, as the program has it: one node. */
+struct frontier {
+    struct frontier *next;
+    uint32_t clock[MOST_CAPTURED_STREAMS];
 };
 
 static struct capture *captures;
@@ -42,7 +52,8 @@ CUresult refuse_implicit_use(struct context *context) {
     CUresult result = CUDA_SUCCESS;
     for (struct capture *capture = captures; capture != NULL; capture = capture->next) {
         for (int i = 0; i < capture->stream_count; i++) {
-            if (capture->streams[i]->context == context && capture->streams[i]->flags != CU_STREAM_NON_BLOCKING) {
+            const struct stream *stream = capture->streams[i];
+            if (stream != NULL && stream->context == context && stream->flags != CU_STREAM_NON_BLOCKING) {
                 capture->invalid = true;
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             }
@@ -65,6 +76,22 @@ CUresult capture_add(struct stream *stream, const struct operation *operation) {
     capture->end = &clone->next;
     capture->graph->nodes++;
     capture->clocks[stream->captured_as][stream->captured_as]++;
+    return CUDA_SUCCESS;
+}
+
+CUresult graph_add(CUgraph handle, const struct operation *operation) {
+    struct graph *graph = handle_get(HANDLE_GRAPH, handle);
+    if (graph == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct operation **end = &graph->first;
+    while (*end != NULL)
+        end = &(*end)->next;
+    *end = operation_clone(operation);
+    graph->nodes++;
+    for (struct capture *capture = captures; capture != NULL; capture = capture->next) {
+        if (capture->graph == graph)
+            capture->end = &(*end)->next;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -110,6 +137,17 @@ CUresult capture_wait_event(struct stream *stream, const struct event *event) {
     return CUDA_SUCCESS;
 }
 
+bool capture_leave(struct stream *stream) {
+    struct capture *capture = stream->capture;
+    if (stream->captured_as == 0)
+        return false;
+    capture->streams[stream->captured_as] = NULL;
+    /* There is nothing to join of one that has recorded nothing. */
+    capture->excused[stream->captured_as] = 1;
+    stream->capture = NULL;
+    return true;
+}
+
 static CUresult begin(CUstream handle, int mode) {
     struct stream *stream;
     TRY(stream_for_work(handle, &stream));
@@ -146,9 +184,16 @@ static CUgraph handle_of(struct capture *capture) {
 static CUresult finish(struct capture *capture, CUgraph *handle) {
     CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
     for (int i = 0; i < capture->stream_count; i++) {
-        if (result == CUDA_SUCCESS && capture->clocks[0][i] < capture->clocks[i][i])
-            result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-        capture->streams[i]->capture = NULL;
+        uint32_t steps = capture->clocks[i][i];
+        if (result == CUDA_SUCCESS && capture->clocks[0][i] < steps && capture->excused[i] < steps)
+result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        if (capture->streams[i] != NULL)
+            capture->streams[i]->capture = NULL;
+    }
+    while (capture->frontiers != NULL) {
+        struct frontier *frontier = capture->frontiers;
+        capture->frontiers = frontier->next;
+        free(frontier);
     }
     struct capture **place = &captures;
     while (*place != capture)
@@ -196,7 +241,19 @@ EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     return status == NULL ? CUDA_ERROR_INVALID_VALUE : LOCKED(get_status(stream, status));
 }
 
-static CUresult get_info(CUstream handle, int *status, unsigned long long *id, CUgraph *graph) {
+static const CUgraphNode *frontier_of(const struct stream *stream) {
+    struct capture *capture = stream->capture;
+    struct frontier *frontier = allocate(sizeof *frontier + sizeof(CUgraphNode));
+    frontier->next = capture->frontiers;
+    memcpy(frontier->clock, capture->clocks[stream->captured_as], sizeof frontier->clock);
+    capture->frontiers = frontier;
+    CUgraphNode *node = (CUgraphNode *)(frontier + 1);
+    *node = frontier;
+    return node;
+}
+
+static CUresult get_info(
+    CUstream handle, int *status, unsigned long long *id, CUgraph *graph, const CUgraphNode **nodes, size_t *count) {
     TRY(get_status(handle, status));
     if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_SUCCESS;
@@ -204,15 +261,53 @@ static CUresult get_info(CUstream handle, int *status, unsigned long long *id, C
     TRY(stream_get(handle, &stream));
     *id = stream->capture->id;
     *graph = handle_of(stream->capture);
+    if (nodes != NULL) {
+        *nodes = frontier_of(stream);
+        *count = 1;
+    }
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, int *status, unsigned long long *id, CUgraph *graph,
     const CUgraphNode **dependencies, size_t *dependency_count) {
     ENTER(CONTEXT);
-    if (status == NULL || id == NULL || graph == NULL || dependencies != NULL || dependency_count != NULL)
+    if (status == NULL || id == NULL || graph == NULL || (dependencies == NULL) != (dependency_count == NULL))
         return CUDA_ERROR_INVALID_VALUE;
-    return LOCKED(get_info(stream, status, id, graph));
+    return LOCKED(get_info(stream, status, id, graph, dependencies, dependency_count));
+}
+
+/* What the stream records next comes after these nodes alone. A node that records an event, NULL,
+ * comes after all that the stream has recorded. "Nodes that are removed from the dependency set via
+ * this API do not result in CUDA_ERROR_STREAM_CAPTURE_UNJOINED" (cuStreamUpdateCaptureDependencies
+ * in the reference of CUDA's driver). */
+static CUresult set_dependencies(CUstream handle, CUgraphNode *nodes, size_t count) {
+    struct stream *stream;
+    TRY(stream_get(handle, &stream));
+    struct capture *capture = stream->capture;
+    if (capture == NULL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    uint32_t *clock = capture->clocks[stream->captured_as], own = clock[stream->captured_as];
+    capture->excused[stream->captured_as] = own;
+    if (count == 1 && nodes[0] == NULL)
+        return CUDA_SUCCESS;
+    memset(clock, 0, sizeof capture->clocks[0]);
+    clock[stream->captured_as] = own;
+    for (size_t node = 0; node < count; node++) {
+        const struct frontier *frontier = nodes[node];
+        for (int i = 0; i < MOST_CAPTURED_STREAMS; i++)
+            clock[i] = clock[i] > frontier->clock[i] ? clock[i] : frontier->clock[i];
+    }
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(
+    CUstream stream, CUgraphNode *nodes, const void *edges, size_t count, unsigned flags) {
+    ENTER(CONTEXT);
+    if (edges != NULL)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (flags != CU_STREAM_SET_CAPTURE_DEPENDENCIES || (nodes == NULL) != (count == 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    return LOCKED(set_dependencies(stream, nodes, count));
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {

@@ -161,6 +161,10 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+struct context *device_context(int device) {
+    return is_device(device) && primaries[device] != NULL ? primaries[device] : current_context();
+}
+
 static CUresult retain(CUcontext *handle, CUdevice device) {
     struct context *context = primaries[device];
     if (context == NULL) {

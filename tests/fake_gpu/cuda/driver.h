@@ -81,6 +81,7 @@ enum {
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_EVENT_INTERPROCESS = 4,
+    CU_EVENT_WAIT_EXTERNAL = 1,
     CU_MEMORYTYPE_HOST = 1,
     CU_MEMORYTYPE_DEVICE = 2,
     CU_POINTER_ATTRIBUTE_CONTEXT = 1,
@@ -88,17 +89,32 @@ enum {
     CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
     CU_POINTER_ATTRIBUTE_HOST_POINTER = 4,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10,
     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
     CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
     CU_GRAPH_USER_OBJECT_MOVE = 1,
 };
+
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+/* What memory is; its location is a device or the host. */
+typedef struct {
+    int type, handle_types, location_type, location_id;
+    void *win32;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct {
+    int location_type, location_id, flags;
+} CUmemAccessDesc;
 
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
@@ -113,6 +129,10 @@ EXPORT CUresult fake_cuda_unmap(CUdeviceptr address);
 
 /* Waits as cuMemFree does, and frees nothing. */
 EXPORT CUresult fake_cuda_wait_as_free(void);
+
+/* Has a stream call a function with a copy of its arguments, as it runs a kernel. */
+typedef void (*fake_kernel)(const void *arguments, unsigned grid, unsigned block);
+EXPORT CUresult fake_cuda_launch(CUstream stream, fake_kernel function, const void *arguments, size_t size);
 
 /* How often the function has been called. */
 EXPORT uint64_t fake_cuda_calls(const char *function);

@@ -60,6 +60,18 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
     return LOCKED(record(event, stream));
 }
 
+/* A graph that has such a wait looks for the event's latest moment at each launch. */
+static CUresult wait_external(CUstream stream_handle, CUevent handle) {
+    struct event *event;
+    struct stream *stream;
+    TRY(event_get(handle, &event));
+    TRY(stream_for_work(stream_handle, &stream));
+    if (stream->capture == NULL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    struct operation operation = {.kind = OPERATION_EXTERNAL_WAIT, .event = handle};
+    return capture_add(stream, &operation);
+}
+
 static CUresult wait_on_stream(CUstream stream_handle, CUevent handle) {
     struct event *event;
     struct stream *stream;
@@ -76,6 +88,8 @@ static CUresult wait_on_stream(CUstream stream_handle, CUevent handle) {
 
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     ENTER(CONTEXT);
+    if (flags == CU_EVENT_WAIT_EXTERNAL)
+        return LOCKED(wait_external(stream, event));
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : LOCKED(wait_on_stream(stream, event));
 }
 

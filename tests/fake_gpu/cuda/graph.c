@@ -69,12 +69,53 @@ EXPORT CUresult cuUserObjectCreate(
                : LOCKED(create_object(object, &new));
 }
 
-void exec_run(struct exec *exec, uint64_t turn) {
+static bool is_external(const struct operation *operation) {
+    return operation->kind == OPERATION_EXTERNAL_RECORD || operation->kind == OPERATION_EXTERNAL_WAIT;
+}
+
+void exec_run(struct exec *exec, uint64_t turn, const struct moments *external) {
     while (exec->finished != turn)
         pthread_cond_wait(&changed, &lock);
-    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next)
-        operation_run(operation);
+    struct moment *const *moment = external->list;
+    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next) {
+        struct operation now = *operation;
+        if (is_external(operation)) {
+            now.kind = operation->kind == OPERATION_EXTERNAL_WAIT ? OPERATION_WAIT : OPERATION_RECORD;
+            now.moment = *moment++;
+        }
+        operation_run(&now);
+        pthread_cond_broadcast(&changed);
+    }
     exec->finished++;
+}
+
+/* What the external events stand for in a launch that comes now: a record makes a new moment, a
+ * wait waits for the latest. */
+static CUresult external_moments(const struct exec *exec, struct moments **external) {
+    size_t count = 0;
+    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next) {
+        if (is_external(operation) && handle_get(HANDLE_EVENT, operation->event) == NULL)
+            return CUDA_ERROR_INVALID_HANDLE;
+        count += is_external(operation);
+    }
+    struct moments *moments = allocate(sizeof *moments + count * sizeof moments->list[0]);
+    moments->references = 1;
+    for (const struct operation *operation = exec->first; operation != NULL; operation = operation->next) {
+        if (!is_external(operation))
+            continue;
+        struct event *event = handle_get(HANDLE_EVENT, operation->event);
+        if (event->moment == NULL || operation->kind == OPERATION_EXTERNAL_RECORD) {
+            moment_release(event->moment);
+            event->capture = 0;
+            event->moment = allocate(sizeof *event->moment);
+            event->moment->references = 1;
+            event->moment->done = operation->kind == OPERATION_EXTERNAL_WAIT;
+        }
+        event->moment->references++;
+        moments->list[moments->count++] = event->moment;
+    }
+    *external = moments;
+    return CUDA_SUCCESS;
 }
 
 void exec_release(struct exec *exec) {
@@ -122,14 +163,35 @@ static CUresult launch(CUgraphExec handle, CUstream stream_handle) {
     TRY(stream_for_work(stream_handle, &stream));
     if (stream->capture != NULL)
         return capture_refuse(stream);
-    struct operation operation = {.kind = OPERATION_GRAPH, .graph = {.exec = exec, .turn = exec->launched++}};
+    struct moments *external = NULL;
+    TRY(external_moments(exec, &external));
+    struct operation operation = {
+        .kind = OPERATION_GRAPH, .graph = {.exec = exec, .turn = exec->launched++, .external = external}};
     stream_push(stream, &operation);
+    moments_release(external);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     ENTER(CONTEXT);
     return LOCKED(launch(exec, stream));
+}
+
+static CUresult add_record(CUgraph graph, CUevent event) {
+    if (handle_get(HANDLE_EVENT, event) == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct operation operation = {.kind = OPERATION_EXTERNAL_RECORD, .event = event};
+    return graph_add(graph, &operation);
+}
+
+/* It comes after everything that the graph has by now. */
+EXPORT CUresult cuGraphAddEventRecordNode(
+    CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUevent event) {
+    ENTER(CONTEXT);
+    if (node == NULL || (dependencies == NULL) != (count == 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    *node = NULL;
+    return LOCKED(add_record(graph, event));
 }
 
 static CUresult destroy_exec(CUgraphExec handle) {

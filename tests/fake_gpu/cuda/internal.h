@@ -60,6 +60,7 @@ enum handle_kind {
     HANDLE_GRAPH,
     HANDLE_EXEC,
     HANDLE_USER_OBJECT,
+    HANDLE_MEMORY,
     HANDLE_KINDS
 };
 void *handle_new(enum handle_kind kind, void *object);
@@ -86,6 +87,10 @@ int device_count(void);
 /* The calling thread's context, or NULL. */
 struct context *current_context(void);
 bool context_is_alive(const struct context *context);
+/* The primary context of a device, which somebody must have retained. */
+struct context *device_context(int device);
+
+struct memory;
 
 /* A piece of device memory or of pinned host memory. */
 struct allocation {
@@ -95,11 +100,17 @@ struct allocation {
     struct context *context;
     bool pinned;
     void *block;
+    /* What is mapped there, or NULL. */
+    struct memory *memory;
 };
 struct allocation *allocation_find(const void *address, size_t size);
 bool is_device_memory(const void *address, size_t size);
 bool is_pinned_memory(const void *address, size_t size);
 size_t allocation_live(bool pinned);
+void allocation_add_mapped(void *address, size_t size, struct context *context, bool pinned, struct memory *memory);
+/* Forgets what is mapped at the address, and gives its length. NULL where nothing of at most that
+ * size is. */
+struct memory *allocation_remove_mapped(const void *address, size_t most, size_t *size);
 
 /* A point in a stream's order, which an event stands for. */
 struct moment {
@@ -109,9 +120,17 @@ struct moment {
 };
 void moment_release(struct moment *moment);
 
+/* What the external events of one launch of a graph stand for, in the order of its operations. */
+struct moments {
+    int references;
+    size_t count;
+    struct moment *list[];
+};
+void moments_release(struct moments *moments);
+
 struct exec;
 
-typedef void (*kernel_function)(const void *arguments, unsigned grid, unsigned block);
+typedef fake_kernel kernel_function;
 
 enum operation_kind {
     OPERATION_KERNEL,
@@ -120,7 +139,10 @@ enum operation_kind {
     OPERATION_HOST,
     OPERATION_RECORD,
     OPERATION_WAIT,
-    OPERATION_GRAPH
+    OPERATION_GRAPH,
+    /* In graphs: the event is recorded, or waited for, as of the launch. */
+    OPERATION_EXTERNAL_RECORD,
+    OPERATION_EXTERNAL_WAIT
 };
 
 struct operation {
@@ -148,9 +170,11 @@ struct operation {
             void *data;
         } host;
         struct moment *moment;
+        CUevent event;
         struct {
             struct exec *exec;
             uint64_t turn;
+            struct moments *external;
         } graph;
     };
 };
@@ -216,6 +240,11 @@ CUresult capture_refuse(struct stream *stream);
 CUresult capture_add(struct stream *stream, const struct operation *operation);
 void capture_record_event(struct stream *stream, struct event *event);
 CUresult capture_wait_event(struct stream *stream, const struct event *event);
+/* Takes a stream that is destroyed out of its capture, unless the capture began on it. What it has
+ * recorded stays. */
+bool capture_leave(struct stream *stream);
+/* Adds an operation to a graph, which a capture may still be recording. */
+CUresult graph_add(CUgraph graph, const struct operation *operation);
 
 /* What a program has a graph keep. It is destroyed with the last graph that keeps it. */
 struct user_object {
@@ -223,7 +252,7 @@ struct user_object {
     CUhostFn destroy;
     int references;
 };
-#define MOST_KEPT 8
+#define MOST_KEPT 256
 struct kept {
     struct user_object *objects[MOST_KEPT];
     int count;
@@ -244,7 +273,7 @@ struct exec {
     struct kept kept;
     uint64_t launched, finished;
 };
-void exec_run(struct exec *exec, uint64_t turn);
+void exec_run(struct exec *exec, uint64_t turn, const struct moments *external);
 void exec_release(struct exec *exec);
 bool exec_uses(const struct exec *exec, const void *address, size_t size);
 

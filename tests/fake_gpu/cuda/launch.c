@@ -141,6 +141,18 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
     return LOCKED(launch(function, grid_x, block_x, stream, parameters));
 }
 
+static CUresult launch_function(CUstream handle, kernel_function function, const void *arguments, size_t size) {
+    struct stream *stream;
+    TRY(stream_for_work(handle, &stream));
+    struct operation operation = {.kind = OPERATION_KERNEL, .kernel = {function, 1, 1, size, (void *)arguments}};
+    return stream_submit(stream, &operation);
+}
+
+EXPORT CUresult fake_cuda_launch(CUstream stream, fake_kernel function, const void *arguments, size_t size) {
+    ENTER(CONTEXT);
+    return LOCKED(launch_function(stream, function, arguments, size));
+}
+
 static CUresult launch_host(CUstream handle, CUhostFn function, void *data) {
     struct stream *stream;
     TRY(stream_for_work(handle, &stream));

@@ -68,6 +68,33 @@ static CUresult add(void **address, size_t size, bool pinned) {
     return CUDA_SUCCESS;
 }
 
+void allocation_add_mapped(void *address, size_t size, struct context *context, bool pinned, struct memory *memory) {
+    struct allocation *allocation = allocate(sizeof *allocation);
+    *allocation = (struct allocation){.next = allocations,
+        .address = address,
+        .size = size,
+        .context = context,
+        .pinned = pinned,
+        .memory = memory};
+    allocations = allocation;
+}
+
+struct memory *allocation_remove_mapped(const void *address, size_t most, size_t *size) {
+    struct allocation **place = &allocations;
+    while (*place != NULL && ((*place)->address != address || (*place)->memory == NULL || (*place)->size > most))
+        place = &(*place)->next;
+    struct allocation *allocation = *place;
+    if (allocation == NULL)
+        return NULL;
+    if (streams_use(allocation->address, allocation->size))
+        fatal("memory at %p is unmapped while a queued operation names it", (void *)allocation->address);
+    struct memory *memory = allocation->memory;
+    *size = allocation->size;
+    *place = allocation->next;
+    free(allocation);
+    return memory;
+}
+
 /* Checks whether the program wrote to memory after it was freed. */
 static void check(const struct allocation *allocation) {
     for (size_t i = 0; i < allocation->size; i++) {
@@ -83,7 +110,7 @@ enum release { WAITS, DOES_NOT_WAIT };
 static CUresult drop(const void *address, bool pinned, enum release release) {
     TRY(refuse_unsafe_call());
     struct allocation **place = &allocations;
-    while (*place != NULL && ((*place)->address != address || (*place)->pinned != pinned))
+    while (*place != NULL && ((*place)->address != address || (*place)->pinned != pinned || (*place)->memory != NULL))
         place = &(*place)->next;
     struct allocation *allocation = *place;
     if (allocation == NULL)
@@ -214,6 +241,9 @@ static CUresult get_attribute(void *data, int attribute, const void *address) {
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
         *(size_t *)data = allocation->size;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)data = allocation->memory == NULL;
         return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_NOT_SUPPORTED;

@@ -8,6 +8,14 @@ void moment_release(struct moment *moment) {
         free(moment);
 }
 
+void moments_release(struct moments *moments) {
+    if (--moments->references > 0)
+        return;
+    for (size_t i = 0; i < moments->count; i++)
+        moment_release(moments->list[i]);
+    free(moments);
+}
+
 struct operation *operation_clone(const struct operation *operation) {
     struct operation *clone = allocate(sizeof *clone);
     *clone = *operation;
@@ -19,17 +27,20 @@ struct operation *operation_clone(const struct operation *operation) {
         clone->moment->references++;
     } else if (clone->kind == OPERATION_GRAPH) {
         clone->graph.exec->references++;
+        clone->graph.external->references++;
     }
     return clone;
 }
 
 void operation_free(struct operation *operation) {
-    if (operation->kind == OPERATION_KERNEL)
+    if (operation->kind == OPERATION_KERNEL) {
         free(operation->kernel.arguments);
-    else if (operation->kind == OPERATION_RECORD || operation->kind == OPERATION_WAIT)
+    } else if (operation->kind == OPERATION_RECORD || operation->kind == OPERATION_WAIT) {
         moment_release(operation->moment);
-    else if (operation->kind == OPERATION_GRAPH)
+    } else if (operation->kind == OPERATION_GRAPH) {
         exec_release(operation->graph.exec);
+        moments_release(operation->graph.external);
+    }
     free(operation);
 }
 
@@ -63,7 +74,7 @@ void operation_run(const struct operation *operation) {
             pthread_cond_wait(&changed, &lock);
         break;
     case OPERATION_GRAPH:
-        exec_run(operation->graph.exec, operation->graph.turn);
+        exec_run(operation->graph.exec, operation->graph.turn, operation->graph.external);
         break;
     default:
         pthread_mutex_unlock(&lock);

@@ -135,7 +135,7 @@ static CUresult destroy(CUstream handle) {
     struct stream *stream = handle_get(HANDLE_STREAM, handle);
     if (stream == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != NULL)
+    if (stream->capture != NULL && !capture_leave(stream))
         return capture_refuse(stream);
     handle_drop(HANDLE_STREAM, handle);
     stream_close(stream);

@@ -105,6 +105,11 @@ bool is_float(ncclDataType_t type);
 double load_float(ncclDataType_t type, const void *from, size_t i);
 /* Moves the elements of a collective, all ranks' calls at hand. */
 void move(struct call *const *calls, int ranks);
+struct communicator;
+
+/* Does what calls say when the peers come to theirs: all sends and receives are under way together,
+ * the collectives go one after the other meanwhile. With the lock held. */
+void run_calls(struct communicator *communicator, const struct call *calls, size_t count);
 
 struct meeting;
 struct assembly;

@@ -63,8 +63,8 @@ impl Chunks {
 
 impl RunningCall<'_> {
     /// Whether the ranks share the work, if the transfer is staged. They all find the same
-    /// (invariant 6). In a shorter all_reduce, or of two ranks, each reduces all, and they wait once
-    /// less.
+    /// (invariant 6). In a shorter all_reduce, or of two ranks, each reduces all, and they wait
+    /// once less.
     pub(super) fn shares_staged(&self) -> bool {
         let call = &self.request.call;
         let is_all_reduce = matches!(call.collective, Collective::AllReduce { .. });

@@ -315,3 +315,51 @@ test_in_child!(captures_begin_and_end_as_they_should, Current, &[], || {
     assert_eq!((cuda().capture_end)(blocking, &mut graph), CAPTURE_INVALIDATED);
     assert_eq!(graph, NO_HANDLE);
 });
+
+test_in_child!(a_graph_records_and_waits_for_events_of_each_launch, Current, &[], || {
+    use_device(0);
+    let (origin, other, before, after) = (stream(), stream(), event(), event());
+    let address = allocate(1);
+    assert_eq!((cuda().stream_wait)(origin, before, 1), 401, "external waits are for graphs");
+    begin(origin);
+    ok((cuda().stream_wait)(origin, before, 1));
+    ok((cuda().set_on)(address, 1, 1, origin));
+    let (mut state, mut id, mut graph, mut node) = (0, 0, NO_HANDLE, origin);
+    ok((cuda().capture_info)(origin, &mut state, &mut id, &mut graph, std::ptr::null_mut(), std::ptr::null_mut()));
+    ok((cuda().graph_add_record)(&mut node, graph, std::ptr::null(), 0, after));
+    let exec = instantiate(end(origin));
+    for value in 2..5 {
+        ok((cuda().set)(address, value, 1));
+        let gate = Gate::new();
+        gate.close(other);
+        ok((cuda().event_record)(before, other));
+        ok((cuda().graph_launch)(exec, origin));
+        assert_eq!((cuda().event_query)(after), 600);
+        assert_eq!(download::<u8>(address, 1), [value], "the graph waits for the event");
+        gate.open();
+        ok((cuda().event_synchronize)(after));
+        assert_eq!(download::<u8>(address, 1), [1]);
+    }
+});
+
+test_in_child!(a_stream_takes_over_what_another_depends_on, Current, &[], || {
+    use_device(0);
+    let (origin, side, through, fork, done) = (stream(), stream(), stream(), event(), event());
+    let address = allocate(1);
+    begin(origin);
+    ok((cuda().event_record)(fork, origin));
+    ok((cuda().stream_wait)(side, fork, 0));
+    ok((cuda().capture_depends)(side, std::ptr::null_mut(), std::ptr::null(), 0, 1));
+    ok((cuda().set_on)(address, 3, 1, side));
+    ok((cuda().event_record)(done, side));
+    ok((cuda().stream_wait)(through, done, 0));
+    let (mut state, mut id, mut graph, mut nodes, mut count) = (0, 0, NO_HANDLE, std::ptr::null(), 0);
+    ok((cuda().capture_info)(through, &mut state, &mut id, &mut graph, &mut nodes, &mut count));
+    ok((cuda().capture_depends)(origin, nodes.cast_mut(), std::ptr::null(), count, 1));
+    // It has recorded nothing, so there is nothing to join.
+    ok((cuda().stream_destroy)(through));
+    let exec = instantiate(end(origin));
+    ok((cuda().graph_launch)(exec, origin));
+    synchronize(origin);
+    assert_eq!(download::<u8>(address, 1), [3]);
+});

@@ -30,6 +30,9 @@ macro_rules! library {
 pub(crate) use library;
 
 pub type Handle = *mut c_void;
+/// What cuMemCreate makes: the type, the types of handles, the location's type and number.
+#[repr(C)]
+pub struct Properties(pub [c_int; 4], pub [u64; 2]);
 pub type HostFunction = extern "C" fn(*mut c_void);
 
 library!(Cuda, "libcuda.so.1", {
@@ -70,6 +73,18 @@ library!(Cuda, "libcuda.so.1", {
     capture_status = "cuStreamIsCapturing"(Handle, *mut c_int) -> c_int;
     capture_info = "cuStreamGetCaptureInfo_v2"(Handle, *mut c_int, *mut u64, *mut Handle, *mut *const Handle,
         *mut usize) -> c_int;
+    capture_depends = "cuStreamUpdateCaptureDependencies_v2"(Handle, *mut Handle, *const c_void, usize, c_uint)
+        -> c_int;
+    graph_add_record = "cuGraphAddEventRecordNode"(*mut Handle, Handle, *const Handle, usize, Handle) -> c_int;
+    virtual_create = "cuMemCreate"(*mut u64, usize, *const Properties, u64) -> c_int;
+    virtual_release = "cuMemRelease"(u64) -> c_int;
+    virtual_reserve = "cuMemAddressReserve"(*mut u64, usize, usize, u64, u64) -> c_int;
+    virtual_free = "cuMemAddressFree"(u64, usize) -> c_int;
+    virtual_map = "cuMemMap"(u64, usize, usize, u64, u64) -> c_int;
+    virtual_unmap = "cuMemUnmap"(u64, usize) -> c_int;
+    virtual_access = "cuMemSetAccess"(u64, usize, *const [c_int; 3], usize) -> c_int;
+    virtual_export = "cuMemExportToShareableHandle"(*mut c_int, u64, c_int, u64) -> c_int;
+    virtual_import = "cuMemImportFromShareableHandle"(*mut u64, isize, c_int) -> c_int;
     capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut c_int) -> c_int;
     event_create = "cuEventCreate"(*mut Handle, c_uint) -> c_int;
     event_destroy = "cuEventDestroy_v2"(Handle) -> c_int;

@@ -216,3 +216,50 @@ test_in_child!(functions_are_found_by_name, Current, &[], || {
     ok((cuda().driver_version)(&mut version));
     assert_eq!(version, 13000);
 });
+
+/// The granularity of virtual memory.
+const PIECE: usize = 2 << 20;
+/// Memory of device 1, which can be exported as a file.
+const ON_DEVICE_1: Properties = Properties([1, 1, 1, 1], [0; 2]);
+
+/// Maps memory at an address of its own, with access.
+fn map(handle: u64) -> u64 {
+    let mut address = 0;
+    ok((cuda().virtual_reserve)(&mut address, PIECE, 0, 0, 0));
+    ok((cuda().virtual_map)(address, PIECE, 0, handle, 0));
+    ok((cuda().virtual_access)(address, PIECE, &[1, 1, 3], 1));
+    address
+}
+
+test_in_child!(virtual_memory_is_the_same_wherever_it_is_mapped, Current, &[], || {
+    use_device(0);
+    let (mut handle, mut file, mut imported, mut ordinal) = (0, -1, 0, -1);
+    assert_eq!((cuda().virtual_create)(&mut handle, PIECE + 1, &ON_DEVICE_1, 0), 1);
+    ok((cuda().virtual_create)(&mut handle, PIECE, &ON_DEVICE_1, 0));
+    ok((cuda().virtual_export)(&mut file, handle, 1, 0));
+    ok((cuda().virtual_import)(&mut imported, file as isize, 1));
+    let (first, second) = (map(handle), map(imported));
+    ok((cuda().set)(first, 7, PIECE));
+    assert_eq!(download::<u8>(second + 100, 4), [7; 4]);
+    ok((cuda().pointer_attribute)((&raw mut ordinal).cast(), 9, second));
+    assert_eq!(ordinal, 0, "nobody uses device 1, so its memory is the current device's");
+    assert_eq!((cuda().virtual_map)(first, PIECE, 0, imported, 0), 1, "something is mapped there");
+    ok((cuda().virtual_release)(handle));
+    ok((cuda().virtual_unmap)(first, PIECE));
+    assert_eq!((cuda().set)(first, 1, 1), 1, "it is no memory any more");
+    ok((cuda().virtual_free)(first, PIECE));
+    ok((cuda().virtual_release)(imported));
+    assert_eq!(download::<u8>(second, 1), [7], "the mapping keeps it");
+    ok((cuda().virtual_unmap)(second, PIECE));
+    assert_eq!(live(c"memory handle"), 0);
+});
+
+test_in_child!(virtual_memory_in_use_is_not_unmapped, Current, &[], aborts "unmapped while a queued operation", || {
+    use_device(0);
+    let (mut handle, stream) = (0, stream());
+    ok((cuda().virtual_create)(&mut handle, PIECE, &ON_DEVICE_1, 0));
+    let address = map(handle);
+    Gate::new().close(stream);
+    ok((cuda().set_on)(address, 1, 1, stream));
+    let _ = (cuda().virtual_unmap)(address, PIECE);
+});
