@@ -2,6 +2,7 @@
 // until the ranks that it moves elements with are at theirs, and moves them. What it is to do is in
 // its arguments, as the real kernels read them (src/device/common.h).
 #include <comm.h>
+#include <dev_runtime.h>
 #include <cuda.h>
 #include <device.h>
 #include <sym_kernels.h>
@@ -224,6 +225,15 @@ static fake::call symmetric_call(const std::string &kernel, const ncclSymkDevWor
     call.send = address_in(work.inputWin, work.inputOff);
     call.receive = address_in(work.outputWin, work.outputOff);
     call.count = work.nElts;
+    // A kernel finds its peers' parts at this rank's own offsets, so ranks with others have another
+    // call.
+    for (const auto &[window, offset] :
+        {std::pair{work.inputWin, work.inputOff}, {work.outputWin, work.outputOff}}) {
+        if (window != nullptr) {
+            size_t start = static_cast<const ncclDevrWindow *>(window->winHost)->bigOffset;
+            call.root = int(std::hash<size_t>()(size_t(call.root) * 31 + start + offset));
+        }
+    }
     if (call.operation != fake::ALL_GATHER) {
         call.type = types.at(kernel.substr(kernel.rfind('_') + 1));
         call.reduction = kernel.find("_avg_") != std::string::npos ? fake::ncclAvg : fake::ncclSum;
@@ -270,12 +280,15 @@ static std::vector<fake::call> calls_of(const Launch &launch) {
     }
     std::vector<fake::call> calls;
     for (const auto &[offset, work] : works) {
+        // The arguments, or a ring of bytes, whose end may be in the middle of a work.
         bool is_here = arguments->workStorageType == ncclDevWorkStorageTypeArgs;
-        const void *at = is_here ? reinterpret_cast<const char *>(arguments) + offset
-                                 : static_cast<const char *>(arguments->workBuf)
-                                       + (offset & arguments->workMask);
+        const char *from = is_here ? reinterpret_cast<const char *>(arguments)
+                                   : static_cast<const char *>(arguments->workBuf);
+        alignas(16) char at[sizeof(ncclDevWorkCollReg)];
+        for (uint32_t i = 0; i < ncclDevWorkSize(ncclDevWorkType(work.type)); i += 16)
+            memcpy(at + i, from + (is_here ? offset + i : (offset + i) & arguments->workMask), 16);
         if (work.type == ncclDevWorkTypeP2p) {
-            auto transfer = static_cast<const ncclDevWorkP2p *>(at);
+            auto transfer = reinterpret_cast<const ncclDevWorkP2p *>(at);
             if (transfer->nSendChannels > 0)
                 add_transfer(
                     calls, fake::SEND, transfer->sendAddr, transfer->sendBytes, transfer->sendRank);
@@ -284,10 +297,10 @@ static std::vector<fake::call> calls_of(const Launch &launch) {
                     transfer->recvRank);
         } else if (work.type == ncclDevWorkTypeBcast) {
             add_broadcast(
-                calls, launch.comm, work.channel, *static_cast<const ncclDevWorkBcast *>(at));
+                calls, launch.comm, work.channel, *reinterpret_cast<const ncclDevWorkBcast *>(at));
         } else {
-            calls.push_back(
-                call_of(*static_cast<const ncclDevWorkColl *>(at), function_of(work.function)));
+            calls.push_back(call_of(
+                *reinterpret_cast<const ncclDevWorkColl *>(at), function_of(work.function)));
         }
     }
     return calls;

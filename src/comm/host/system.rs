@@ -15,11 +15,11 @@ use crate::util::descriptors::OTHER_DESCRIPTORS;
 /// The most ranks of a communicator.
 pub(crate) const MAX_RANKS: u32 = 1024;
 
-/// The bytes of the cache that processors share; 32 MiB where the system does not tell.
+/// The bytes of the cache that processors share; 32 MiB where the system tells nothing that can be.
 pub(super) static CACHE_BYTES: LazyLock<usize> = LazyLock::new(|| {
     let told = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size").ok();
     let kib = told.and_then(|told| told.trim().strip_suffix('K')?.parse::<usize>().ok());
-    kib.unwrap_or(32 << 10) << 10
+    kib.filter(|kib| (1 << 10..1 << 20).contains(kib)).unwrap_or(32 << 10) << 10
 });
 
 /// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.

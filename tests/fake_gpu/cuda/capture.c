@@ -139,12 +139,18 @@ CUresult capture_wait_event(struct stream *stream, const struct event *event) {
 
 bool capture_leave(struct stream *stream) {
     struct capture *capture = stream->capture;
-    if (stream->captured_as == 0)
+    int place = stream->captured_as;
+    if (place == 0 || capture->clocks[place][place] > 1)
         return false;
-    capture->streams[stream->captured_as] = NULL;
-    /* There is nothing to join of one that has recorded nothing. */
-    capture->excused[stream->captured_as] = 1;
+    /* There is nothing to join of it. */
+    capture->streams[place] = NULL;
+    capture->excused[place] = 1;
     stream->capture = NULL;
+    if (place == capture->stream_count - 1) {
+        capture->stream_count--;
+        capture->excused[place] = 0;
+        memset(capture->clocks[place], 0, sizeof capture->clocks[place]);
+    }
     return true;
 }
 

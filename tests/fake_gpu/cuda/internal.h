@@ -240,8 +240,8 @@ CUresult capture_refuse(struct stream *stream);
 CUresult capture_add(struct stream *stream, const struct operation *operation);
 void capture_record_event(struct stream *stream, struct event *event);
 CUresult capture_wait_event(struct stream *stream, const struct event *event);
-/* Takes a stream that is destroyed out of its capture, unless the capture began on it. What it has
- * recorded stays. */
+/* Takes a stream that is destroyed out of its capture, unless the capture began on it or it has
+ * recorded anything. */
 bool capture_leave(struct stream *stream);
 /* Adds an operation to a graph, which a capture may still be recording. */
 CUresult graph_add(CUgraph graph, const struct operation *operation);

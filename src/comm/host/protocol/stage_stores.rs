@@ -56,9 +56,9 @@ impl StageStores {
     fn count(&self, time: Duration, memory: Duration) {
         let far = self.far.get();
         match time {
+            _ if time <= HERE => {}
             _ if time > memory.mul_f64(FAR) => self.far.set(LOOKS.min(far + 1)),
-            _ if time > HERE => self.far.set(far.saturating_sub(1)),
-            _ => {}
+            _ => self.far.set(far.saturating_sub(1)),
         }
     }
 

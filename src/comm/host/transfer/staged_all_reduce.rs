@@ -28,6 +28,9 @@ use crate::rank::GroupRank;
 /// The bytes of a cache line. That many elements of any type are whole lines.
 const LINE: usize = if cfg!(loom) { 8 } else { 64 };
 
+/// The fewest ranks that share. The model has two.
+const FEWEST: usize = if cfg!(loom) { 2 } else { 3 };
+
 /// How a block is divided: into chunks, which fit into a stage, and these into a part for each
 /// rank.
 #[derive(Clone, Copy)]
@@ -68,8 +71,9 @@ impl RunningCall<'_> {
     pub(super) fn shares_staged(&self) -> bool {
         let call = &self.request.call;
         let is_all_reduce = matches!(call.collective, Collective::AllReduce { .. });
+        let is_long = self.own.segment.len() >= FEWEST && call.block_bytes() >= STAGE_BYTES;
         // Results do not have the transport type.
-        is_all_reduce && call.wire_type.is_none() && self.own.segment.len() > 2 && call.block_bytes() >= STAGE_BYTES
+        is_all_reduce && call.wire_type.is_none() && is_long
     }
 
     /// How the block of this call is divided.
