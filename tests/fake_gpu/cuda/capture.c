@@ -192,7 +192,7 @@ static CUresult finish(struct capture *capture, CUgraph *handle) {
     for (int i = 0; i < capture->stream_count; i++) {
         uint32_t steps = capture->clocks[i][i];
         if (result == CUDA_SUCCESS && capture->clocks[0][i] < steps && capture->excused[i] < steps)
-result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
         if (capture->streams[i] != NULL)
             capture->streams[i]->capture = NULL;
     }
