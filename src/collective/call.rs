@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::geometry::Side;
-use super::{Collective, Determinism, Purpose, WireType};
+use super::{Collective, Determinism, Purpose, ReduceOperation, WireType};
 use crate::data_type::DataType;
 use crate::moved_type::{MovedType, TransferType};
 use crate::rank::GroupRank;
@@ -88,6 +88,12 @@ impl Call {
             wire_type: None,
             only_moved: None,
         }
+    }
+
+    /// A barrier, or a note with a number.
+    pub(crate) fn without_buffers(purpose: Purpose, number: usize) -> Self {
+        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
+        Call::of_blocks(collective, DataType::Uint8, number).for_purpose(purpose)
     }
 
     /// The call as a part of another one.
@@ -259,8 +265,13 @@ impl fmt::Display for Call {
     /// `all_reduce(sum) of 12 float32`, `split`, `broadcast_bytes (broadcast from 1 of 4 uint8)`:
     /// ranks that make the same call may give it different roots.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if matches!(self.purpose, Purpose::COLLECTIVE | Purpose::UNEVEN) {
-            return self.write_collective(f);
+        match self.purpose {
+            Purpose::COLLECTIVE | Purpose::UNEVEN => return self.write_collective(f),
+            Purpose::LIST => {
+                self.write_collective(f)?;
+                return f.write_str(" as a list of blocks");
+            }
+            _ => {}
         }
         self.purpose.write(f, self.block_elements)?;
         if self.collective.root().is_some() || self.purpose.is_bulk() {

@@ -20,17 +20,14 @@ pub(crate) enum PurposeKind {
     Bulk,
     /// It is about a run of a context as a whole.
     Run,
-    /// The same, where ranks only compare the call. Its `block_elements` is then any number, no
-    /// elements move, and a rank waits for no other.
-    Announcement,
-    /// An announcement in which each rank waits for all others.
-    AwaitedAnnouncement,
+    /// The same, and only in call logs. Its `block_elements` is then any number.
+    RunNote,
 }
 
 /// The names of all purposes. Each rank knows all of them, because a peer may make a call that this
-/// rank never makes. In the name of an announcement, `%` is the lowest byte of its number, and `#`
+/// rank never makes. In the name of a note about a run, `%` is the lowest byte of its number, and `#`
 /// the rest.
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 24] = [
     "collective",
     "barrier",
     "monitored_barrier",
@@ -54,6 +51,7 @@ const NAMES: [&str; 23] = [
     "end of a request",
     "a collective with counts",
     "blocks of different lengths",
+    "a list of blocks",
 ];
 
 /// The lowest bits of a number are the kind; the others are the place of the name.
@@ -69,6 +67,9 @@ impl Purpose {
 
     /// A collective of the user's whose blocks differ in length. Ranks have exchanged the lengths.
     pub(crate) const UNEVEN: Self = Self::new("blocks of different lengths", PurposeKind::Counted);
+
+    /// In call logs: a collective of the user's in its list form, for which NCCL makes other calls.
+    pub(crate) const LIST: Self = Self::new("a list of blocks", PurposeKind::Counted);
 
     /// The purpose with a name of the list. In a constant, another name does not compile.
     pub(crate) const fn new(name: &str, kind: PurposeKind) -> Self {
@@ -95,12 +96,8 @@ impl Purpose {
         self.kind() >= PurposeKind::Run as u8
     }
 
-    pub(crate) fn is_announcement(self) -> bool {
-        self.kind() >= PurposeKind::Announcement as u8
-    }
-
-    pub(crate) fn is_awaited(self) -> bool {
-        self.kind() == PurposeKind::AwaitedAnnouncement as u8
+    fn is_run_note(self) -> bool {
+        self.kind() == PurposeKind::RunNote as u8
     }
 
     pub(crate) fn number(self) -> u8 {
@@ -110,7 +107,7 @@ impl Purpose {
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         let purpose = Purpose(number);
         let is_known = usize::from(number >> KIND_BITS) < NAMES.len();
-        (is_known && purpose.kind() <= PurposeKind::AwaitedAnnouncement as u8).then_some(purpose)
+        (is_known && purpose.kind() <= PurposeKind::RunNote as u8).then_some(purpose)
     }
 
     /// The call of the library, as errors name it.
@@ -118,9 +115,9 @@ impl Purpose {
         NAMES[usize::from(self.0 >> KIND_BITS)]
     }
 
-    /// Writes the name, with the number of an announcement.
+    /// Writes the name, with the number of a note.
     pub(super) fn write(self, f: &mut fmt::Formatter<'_>, number: usize) -> fmt::Result {
-        if !self.is_announcement() {
+        if !self.is_run_note() {
             return f.write_str(self.name());
         }
         let name = self.name().replace('%', &(number as u8).to_string());

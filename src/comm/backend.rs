@@ -8,11 +8,11 @@ use std::time::Instant;
 use super::backend_kind::BackendKind;
 use super::message::{Delivery, MessageRequest, OnEnd};
 use super::run_id::CountedRun;
+use super::signature::Signature;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{BlockCounts, Call, Collective, Purpose, ReduceOperation, check_buffers};
+use crate::collective::{BlockCounts, Call, Collective, Purpose, check_buffers};
 use crate::cuda::{CudaStream, Graph};
-use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
@@ -207,9 +207,9 @@ pub(crate) trait Backend: Watch + Any {
         self.check()
     }
 
-    /// The call that a peer has made and this rank has not; `None` if this rank is in a call.
-    fn awaited(&self) -> Option<Call> {
-        None
+    /// A log in which this rank says what it calls of another backend that has the same ranks.
+    fn call_log(&self) -> Result<Box<dyn CallLog>> {
+        bail!(Unsupported, "backend {} has no call logs", self.kind())
     }
 
     /// What ranks agree on over the host, for a backend whose own calls do not compare it.
@@ -252,9 +252,26 @@ pub(crate) trait Backend: Watch + Any {
     fn abort(&self, kind: ErrorKind, reason: &str);
 }
 
+/// What the ranks of a communicator have called, of which each rank says its own part. Nothing here
+/// waits for a rank.
+pub(crate) trait CallLog: Send + Sync {
+    /// Adds a call of this rank, before its peers can notice the call. One thread at a time.
+    /// `number` is the call's number as errors count.
+    fn add(&self, signature: Signature, number: u64);
+
+    /// Compares the calls of all ranks as far as they have come, and returns a rank that has not
+    /// come to this rank's latest call. Cheap: waits ask it often.
+    ///
+    /// # Errors
+    ///
+    /// `Disagreement`: calls differ; with the calls of all ranks that have come so far.
+    fn compare(&self) -> Result<Option<Rank>>;
+}
+
 /// One rank's handle on a control communicator; `control.rs` has what it does.
 pub(crate) struct Control {
     pub(super) host: Arc<dyn Backend>,
+    pub(super) log: Box<dyn CallLog>,
     /// How many runs of contexts this rank has begun.
     pub(super) runs: AtomicU64,
 }
@@ -312,14 +329,7 @@ impl<'a> Request<'a> {
 
     /// A collective without elements: only the agreement of the ranks is left of it.
     pub(crate) fn barrier(purpose: Purpose, deadline: Instant) -> Self {
-        Self::without_buffers(purpose, 0, deadline)
-    }
-
-    /// A barrier, or an announcement with a number.
-    pub(super) fn without_buffers(purpose: Purpose, number: usize, deadline: Instant) -> Self {
-        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        let call = Call::of_blocks(collective, DataType::Uint8, number).for_purpose(purpose);
-        Request::new(call, [Address::host(std::ptr::null()); 2], deadline)
+        Request::new(Call::without_buffers(purpose, 0), [Address::host(std::ptr::null()); 2], deadline)
     }
 
     /// Whether this rank is the root of a broadcast in place, whose buffer already has the result.

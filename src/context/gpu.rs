@@ -62,7 +62,7 @@ pub(super) unsafe fn run(
     } else {
         match control {
             Some(control) if is_capturing => control.capture(deadline)?,
-            Some(control) => control.plain_run()?,
+            Some(control) => control.plain_run(),
             None => {}
         }
         layers(stream)?;

@@ -205,7 +205,7 @@ impl Replays {
         let could_replay = fitting.fold(0, |mask, (number, _)| mask | 1 << number);
         if let Some(number) = self.recordings.certain(could_replay) {
             if let Some(control) = control {
-                control.replay(policy.context, number as u8, deadline)?;
+                control.replay(policy.context, number as u8);
             }
             return Ok(Decision::Replay(number));
         }

@@ -155,7 +155,8 @@ impl<T: Send + 'static> LaunchedWork<T> {
         let own = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
         let deadline = end.deadline(own);
         let check = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
-        let error = match end.wait(until.min(deadline), check) {
+        let compare = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.compare_calls());
+        let error = match end.wait(until.min(deadline), check).and_then(|()| compare()) {
             Ok(()) => return Some(Ok(())),
             Err(error) => error,
         };

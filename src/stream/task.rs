@@ -43,6 +43,16 @@ pub(crate) trait Watch: Send + Sync {
     /// The error that ended it.
     fn check(&self) -> Result<()>;
 
+    /// After work: compares what the ranks called, if the backend does not do so before elements
+    /// move.
+    ///
+    /// # Errors
+    ///
+    /// Ranks made different calls.
+    fn compare_calls(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Ends the communicator because of an error of this rank. Gives the error that this call and
     /// every later one returns.
     fn fail(&self, error: Error) -> Error;

@@ -8,6 +8,7 @@
 mod captures;
 mod contexts;
 mod dicts;
+mod differing;
 mod ends;
 mod exact;
 mod faults;
@@ -132,6 +133,7 @@ fn child() {
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["messages", name] => messages::play(name, ranks),
+        ["differing", name] => differing::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["dicts"] => dicts::play(ranks),
         ["wires"] => on_gpus(ranks, |communicator| {
@@ -144,7 +146,7 @@ fn child() {
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        let is_fault = ["ends", "faults", "interrupts", "stuck", "waits", "windows"].contains(&words[0])
+        let is_fault = ["differing", "ends", "faults", "interrupts", "stuck", "waits", "windows"].contains(&words[0])
             || role.starts_with("graphs differing_")
             || role == "graphs ended"
             || role.starts_with("captures failing ");

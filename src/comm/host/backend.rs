@@ -8,6 +8,7 @@ use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
+use super::protocol::call_log::CallLogs;
 use super::protocol::call_progress::{CallProgress, RequestProgress};
 use super::protocol::segment::Segment;
 use super::transfer::refusal::refusal;
@@ -15,7 +16,7 @@ use super::transfer::running_call::{RunningCall, goes_on_after};
 use super::world::World;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, Checked, Fill, Request};
+use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::run_id::CountedRun;
@@ -347,13 +348,8 @@ impl Backend for HostBackend {
         (0..100).find_map(|_| self.own.lock.progress.try_lock().ok())?.path
     }
 
-    fn awaited(&self) -> Option<Call> {
-        // Another thread of this rank that is in a call has the lock.
-        let progress = self.own.lock.progress.try_lock().ok()?;
-        // While this rank makes no call, the header of its next one stays (invariant 4).
-        let next = progress.sequence + 1;
-        let header = self.own.segment.ranks().find_map(|peer| self.own.segment.slot(peer).call_header(next))?;
-        header.signature().call()
+    fn call_log(&self) -> Result<Box<dyn CallLog>> {
+        Ok(Box::new(CallLogs::new(&self.own.segment, self.own.rank)?))
     }
 
     fn refuse(&self, run: &CountedRun<'_>, reason: &str, deadline: Instant) -> Result<bool> {

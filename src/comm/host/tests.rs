@@ -8,10 +8,10 @@ use super::arena::Arena;
 use super::memory::SharedMemory;
 use super::protocol::access_guard::Accessor;
 use super::protocol::segment::Segment;
-use super::protocol::slot::{BufferLocation, CallBody, HEADER_RING_LEN};
+use super::protocol::slot::{BufferLocation, CallBody};
 use super::world::World;
 use super::{HostBackend, in_process};
-use crate::collective::{Call, Collective, Purpose, PurposeKind, ReduceOperation};
+use crate::collective::{Call, Collective, Purpose, ReduceOperation};
 use crate::comm::backend::{Backend, Request};
 use crate::comm::signature::Signature;
 use crate::data_type::DataType;
@@ -279,61 +279,4 @@ fn comments_cite_the_invariants_of_the_list() {
         }
     }
     assert!(cited.iter().copied().eq(numbers), "cited are {cited:?}");
-}
-
-/// An announcement of this number.
-fn announce(rank: &HostBackend, purpose: Purpose, number: usize, deadline: Instant) -> Result<()> {
-    // SAFETY: an announcement uses no buffer.
-    unsafe { rank.run_request(&Request::without_buffers(purpose, number, deadline)) }
-}
-
-const REPLAY: Purpose = Purpose::new("a run that replays CUDA graph % of context #", PurposeKind::Announcement);
-
-/// A rank is ahead by the headers that a slot keeps, and then waits.
-#[test]
-fn an_announcement_waits_for_no_rank() -> Result<()> {
-    let ranks = in_process(2)?;
-    let soon = || Instant::now() + Duration::from_millis(20);
-    let most = HEADER_RING_LEN as usize;
-    for number in 1..=most {
-        announce(&ranks[0], REPLAY, number, soon())?;
-    }
-    assert_eq!(ranks[1].awaited().map(|awaited| awaited.block_elements), Some(1));
-    for number in 1..=most {
-        announce(&ranks[1], REPLAY, number, soon())?;
-    }
-    assert_eq!(ranks[1].awaited(), None);
-    // Rank 1 has not yet said of its latest call that it is done.
-    for number in most + 1..2 * most {
-        announce(&ranks[0], REPLAY, number, soon())?;
-    }
-    let error = announce(&ranks[0], REPLAY, 2 * most, soon()).expect_err("rank 1 is too far behind");
-    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
-    Ok(())
-}
-
-/// Another number is another call, which each rank learns of from its own call or its next one.
-#[test]
-fn announcements_are_compared() -> Result<()> {
-    let ranks = in_process(2)?;
-    let far = Instant::now() + Duration::from_secs(10);
-    announce(&ranks[0], REPLAY, 256, far)?;
-    for (rank, number) in [(1, 257), (0, 256)] {
-        let error = announce(&ranks[rank], REPLAY, number, far).expect_err("the numbers differ");
-        assert_eq!(error.kind(), ErrorKind::Disagreement);
-        let text = "ranks disagree on a run of a context: rank 0 makes a run that replays CUDA graph 0 of context 1; \
-                    rank 1 makes a run that replays CUDA graph 1 of context 1";
-        assert_eq!(error.to_string(), text);
-    }
-    Ok(())
-}
-
-/// A capture waits for the other rank.
-#[test]
-fn a_capture_waits_for_all_ranks() -> Result<()> {
-    let ranks = in_process(2)?;
-    let capture = Purpose::new("run #, in a capture of the caller's", PurposeKind::AwaitedAnnouncement);
-    let error = announce(&ranks[0], capture, 1 << u8::BITS, Instant::now()).expect_err("rank 1 does not come");
-    assert_eq!(error.to_string(), "run 1, in a capture of the caller's: rank 1 did not arrive before the deadline");
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Making communicators on GPUs: of threads, with an id, from the caller's `ncclComm_t`.
 
 use std::ffi::c_void;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -98,11 +99,12 @@ pub(crate) fn connect(
     // Before any rank can have enqueued work.
     let on_gpu = RankOnGpu::new(&device);
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
-    let handle = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive);
+    let backend = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive)
+        .and_then(|handle| NcclBackend::begin(handle, control.clone(), Some(on_gpu), deadline));
     // The peers must not wait for this rank.
-    let handle = handle
+    let backend = backend
         .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
-    Ok(Arc::new(NcclBackend::begin(handle, control, Some(on_gpu), deadline)?))
+    Ok(Arc::new(backend))
 }
 
 /// A rank on the caller's communicator. Collective.
@@ -131,7 +133,7 @@ impl NcclBackend {
         let [_, world_size] = handle.rank_and_size(deadline)?;
         let origins = (0..world_size).map(Rank).collect();
         let domain = Arc::new(NcclDomain::new(control.clone(), on_gpu, is_own));
-        let control = control.map(Control::new);
+        let control = control.map(Control::new).transpose()?;
         let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::INITIALIZE, deadline)?;
         backend.features = Features::common(&all);
@@ -157,13 +159,13 @@ impl NcclBackend {
             );
         }
         let handle = Arc::new(handle);
-        domain.add(&handle);
         let control = control.map(Arc::new);
-        control.iter().for_each(|control| domain.add_control(control));
+        domain.add(&handle, control.as_ref());
         Ok(NcclBackend {
             stream: Arc::new(CudaStream::new(&handle.device)?),
             stand_in: DeviceMemory::new(&handle.device, STAND_IN_BYTES)?,
             averages: Default::default(),
+            counted: AtomicU64::new(0),
             rank: GroupRank(rank),
             origins,
             features,

@@ -7,7 +7,7 @@ use super::NcclBackend;
 use super::route::{Route, contributions, results};
 use super::sys::*;
 use crate::collective::{Call, Collective, ReduceOperation, Shares, WireType, whole_packets};
-use crate::comm::backend::Uneven;
+use crate::comm::backend::{Request, Uneven};
 use crate::cuda::CudaStream;
 use crate::data_type::DataType;
 use crate::element::{bf16, f16};
@@ -144,14 +144,19 @@ pub(super) fn is_well(result: ncclResult_t) -> bool {
 #[derive(Clone, Copy)]
 pub(super) struct Steps<'a> {
     pub(super) backend: &'a NcclBackend,
+    pub(super) request: &'a Request<'a>,
+    /// The request's call, or what stands for it.
     pub(super) call: &'a Call,
     pub(super) stream: &'a Arc<CudaStream>,
-    pub(super) deadline: Instant,
 }
 
 impl Steps<'_> {
     fn rank_count(&self) -> usize {
         self.backend.origins.len()
+    }
+
+    fn deadline(&self) -> Instant {
+        self.request.deadline
     }
 
     fn writes(&self) -> bool {
@@ -169,19 +174,29 @@ impl Steps<'_> {
         scratch: impl FnOnce(usize) -> Result<*mut u8>,
         sides: [*mut u8; 2],
     ) -> Result<()> {
+        let route = Route::of(self.call, self.rank_count(), &self.backend.features);
+        self.prepare(route)?;
+        let scratch = scratch(route.scratch_bytes(self.call, self.rank_count()))?;
+        self.backend.note(self.request);
+        // SAFETY: the caller's promise; scratch is as long as the route asked for.
+        unsafe { self.take(route, sides, scratch) }
+    }
+
+    /// Takes a route, whose kernels are there.
+    ///
+    /// # Safety
+    ///
+    /// As [`Steps`]; the scratch memory is as long as the route asks for.
+    unsafe fn take(&self, route: Route, sides: [*mut u8; 2], scratch: *mut u8) -> Result<()> {
         let Steps { backend, call, stream, .. } = *self;
         if call.block_elements == 0 {
             return Ok(());
         }
         let n = self.rank_count();
         let [input, output] = sides.map(|side| backend.or_stand_in(side));
-        let route = Route::of(call, n, &backend.features);
-        self.prepare(route)?;
-        let scratch = scratch(route.scratch_bytes(call, n))?;
         let input_elements = call.input_bytes(n) / call.data_type.byte_len();
         let output_elements = call.output_bytes(n) / call.data_type.byte_len();
-        // SAFETY: the caller's promise; scratch is as long as the route asked for; a side that is
-        // not used is the stand-in.
+        // SAFETY: the caller's promise; a side that is not used is the stand-in.
         unsafe {
             match route {
                 Route::Copy => stream.copy(input, output, call.block_bytes()),
@@ -333,8 +348,8 @@ impl Steps<'_> {
     ///
     /// As [`Steps`], for these elements; both addresses are valid on every rank.
     unsafe fn call(&self, collective: &Collective, elements: Elements, sides: [*mut u8; 2]) -> Result<()> {
-        let Steps { backend, deadline, .. } = *self;
-        backend.handle.call(name_of(collective), deadline, &|| backend.domain.check(), |raw| {
+        let backend = self.backend;
+        backend.handle.call(name_of(collective), self.deadline(), &|| backend.domain.check(), |raw| {
             // SAFETY: the caller's promise.
             unsafe { self.call_raw(collective, elements, sides, raw) }
         })
@@ -347,6 +362,7 @@ impl Steps<'_> {
     ///
     /// As [`Steps`].
     pub(super) unsafe fn call_in_group(&self, sides: [*mut u8; 2]) -> Result<ncclResult_t> {
+        self.backend.note(self.request);
         let sides = sides.map(|side| self.backend.or_stand_in(side));
         let raw = self.backend.handle.raw();
         // SAFETY: the caller's promise.
@@ -397,7 +413,8 @@ impl Steps<'_> {
     ///
     /// As [`Steps`], for each block.
     pub(super) unsafe fn issue_list(&self, sides: [*mut u8; 2], blocks: &[*mut u8]) -> Result<()> {
-        let Steps { backend, call, stream, deadline } = *self;
+        let Steps { backend, call, stream, .. } = *self;
+        backend.note(self.request);
         if call.block_elements == 0 {
             return Ok(());
         }
@@ -409,7 +426,7 @@ impl Steps<'_> {
                 return stream.copy(input, output, call.block_bytes());
             }
             let sides = [input, output].map(|side| side.cast_const().cast());
-            backend.handle.call("ncclGroupEnd", deadline, &|| backend.domain.check(), |raw| {
+            backend.handle.call("ncclGroupEnd", self.deadline(), &|| backend.domain.check(), |raw| {
                 self.send_and_receive(&call.collective, Elements::of(call), sides, blocks, raw)
             })
         }
@@ -489,21 +506,26 @@ impl Steps<'_> {
         mut scratch: impl FnMut(usize) -> Result<*mut u8>,
         uneven: &Uneven<'_>,
     ) -> Result<()> {
-        let Steps { backend, call, stream, deadline } = *self;
+        let Steps { backend, call, stream, .. } = *self;
         let this = backend.rank;
         let block = |list: &[Address], peer: usize| list[if list.len() > 1 { peer } else { 0 }].pointer;
         // SAFETY: the caller's promise.
         unsafe {
             if let Collective::ReduceScatter { reduce_op } = call.collective {
+                self.prepare(Route::of(call, self.rank_count(), &backend.features))?;
+                backend.note(self.request);
                 for peer in (0..self.rank_count()).map(|peer| GroupRank(peer as u32)) {
                     let collective = Collective::Reduce { reduce_op, root: peer };
                     let call = Call { collective, block_elements: uneven.counts.len(this, peer), ..*call };
                     let output = if peer == this { block(uneven.output, 0) } else { std::ptr::null_mut() };
                     let sides = [block(uneven.input, peer.index()), output];
-                    Steps { call: &call, ..*self }.issue(&mut scratch, sides)?;
+                    let route = Route::of(&call, self.rank_count(), &backend.features);
+                    let scratch = scratch(route.scratch_bytes(&call, self.rank_count()))?;
+                    Steps { call: &call, ..*self }.take(route, sides, scratch)?;
                 }
                 return Ok(());
             }
+            backend.note(self.request);
             let elements = Elements::of(call);
             let pair = |peer: usize| {
                 let rank = GroupRank(peer as u32);
@@ -517,7 +539,7 @@ impl Steps<'_> {
                 let [Some((from, len)), Some((to, _))] = pair(0) else { return Ok(()) };
                 return stream.copy(from.cast(), to.cast_mut().cast(), len * elements.byte_len);
             }
-            backend.handle.call("ncclGroupEnd", deadline, &|| backend.domain.check(), |raw| {
+            backend.handle.call("ncclGroupEnd", self.deadline(), &|| backend.domain.check(), |raw| {
                 self.exchange_blocks(elements.data_type, raw, pair)
             })
         }

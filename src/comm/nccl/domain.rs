@@ -82,20 +82,19 @@ impl NcclDomain {
         lock(&self.handles).iter().filter_map(Weak::upgrade).try_for_each(|handle| handle.asynchronous_error())
     }
 
-    pub(super) fn add(self: &Arc<Self>, handle: &Arc<NcclHandle>) {
+    /// Has the watchdog look after a communicator of the domain.
+    pub(super) fn add(self: &Arc<Self>, handle: &Arc<NcclHandle>, control: Option<&Arc<Control>>) {
+        if let Some(control) = control {
+            push(&self.controls, control);
+        }
         let is_first = push(&self.handles, handle) == 1;
-        if handle.is_blocking && is_first {
+        if is_first && (handle.is_blocking || control.is_some()) {
             let domain = Arc::downgrade(self);
             let added = WATCHDOG.add(move || domain.upgrade().inspect(|domain| domain.watch()).is_some());
             if let Err(error) = added {
                 crate::util::log::event!(WARN, "no thread to look after calls of NCCL: {error}");
             }
         }
-    }
-
-    /// Has the watchdog look whether a peer captures a run that this rank is stuck in.
-    pub(super) fn add_control(&self, control: &Arc<Control>) {
-        push(&self.controls, control);
     }
 
     /// Has a graph destroyed before the communicators are.
@@ -142,17 +141,26 @@ impl NcclDomain {
     }
 
     /// For the watchdog: if a thread stays too long inside one of the communicators, or a peer has
-    /// failed meanwhile, has it come out. The call then fails, which ends the domain. If the thread
-    /// does not come out, ends the domain here.
+    /// failed or made another call meanwhile, has it come out. The call then fails, which ends the
+    /// domain. If the thread does not come out, ends the domain here; also if no thread is inside,
+    /// because what a peer does not do may keep the GPU busy forever.
     fn watch(&self) {
         let alive = || self.check().and_then(|()| living(&self.controls).try_for_each(|control| control.check()));
+        let mut is_inside = false;
         for handle in living(&self.handles) {
             let Some((error, since)) = handle.throw_out(alive) else {
                 continue;
             };
+            is_inside = true;
             if since.elapsed() >= COME_OUT_TIMEOUT {
                 self.abandon(error.clone());
             }
+        }
+        if let Err(error) = alive()
+            && !is_inside
+            && self.ended.get().is_none()
+        {
+            self.abandon(error);
         }
     }
 }

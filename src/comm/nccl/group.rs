@@ -90,7 +90,7 @@ unsafe fn call_in_group(call: &Checked<'_>) -> Result<ncclResult_t> {
     };
     let sides = [request.input.pointer, request.output.pointer];
     // SAFETY: the caller's promise.
-    unsafe { Steps { backend, call: &request.call, stream, deadline: request.deadline }.call_in_group(sides) }
+    unsafe { Steps { backend, request, call: &request.call, stream }.call_in_group(sides) }
 }
 
 #[cfg(test)]

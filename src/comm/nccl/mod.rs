@@ -19,6 +19,7 @@ mod staging;
 mod sys;
 mod window;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -74,6 +75,8 @@ pub(crate) struct NcclBackend {
     stand_in: DeviceMemory,
     /// NCCL's reductions for averages of each of `AVERAGED`, once they are made.
     averages: [OnceLock<ncclRedOp_t>; 4],
+    /// The number of collectives so far that errors count; see [`Purpose::is_counted`].
+    counted: AtomicU64,
     /// The rank lock: held during a call.
     state: Mutex<RankState>,
 }
@@ -81,8 +84,6 @@ pub(crate) struct NcclBackend {
 /// What a rank keeps from call to call.
 #[derive(Default)]
 struct RankState {
-    /// The number of collectives so far that errors count; see [`Purpose::is_counted`].
-    counted: u64,
     scratch: Scratch,
     staging: Staging,
 }
@@ -106,10 +107,8 @@ impl NcclBackend {
     unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
         let state = &mut *self.lock(request.deadline).map_err(|e| request.label(e))?;
         self.domain.check().map_err(|e| request.label(e))?;
-        let is_counted = request.call.purpose.is_counted();
-        state.counted += u64::from(is_counted);
         // The number of this collective, or else of the next that is counted.
-        let number = state.counted + u64::from(!is_counted);
+        let number = self.counted.load(Ordering::Relaxed) + 1;
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
@@ -118,9 +117,9 @@ impl NcclBackend {
             }
         };
         result.map_err(|error| {
-            // The error that ended the domain names its own call.
-            let own = self.domain.ended().is_none();
-            let error = match own {
+            // The error that ended the domain names its own call, and a difference all ranks'.
+            let names_none = self.domain.ended().is_none() && error.kind() != ErrorKind::Disagreement;
+            let error = match names_none {
                 true => Error::new(error.kind(), format!("{}: {error}", self.describe(request, number))),
                 false => error,
             };
@@ -140,6 +139,18 @@ impl NcclBackend {
                 }
             }
         })
+    }
+
+    /// Says what NCCL gets next, which compares nothing. From here on the call is counted.
+    fn note(&self, request: &Request<'_>) {
+        let is_counted = request.call.purpose.is_counted();
+        let number = self.counted.fetch_add(u64::from(is_counted), Ordering::Relaxed) + 1;
+        let Some(control) = &self.control else { return };
+        let call = match request.blocks {
+            Some(_) => request.call.for_purpose(Purpose::LIST),
+            None => request.call,
+        };
+        control.note_call(call, request.run, number);
     }
 
     /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
@@ -162,7 +173,7 @@ impl NcclBackend {
             Some(scratch) => Ok(scratch.cast()),
             None => state.scratch.take(byte_len, stream),
         };
-        let steps = Steps { backend: self, call: &call, stream, deadline: request.deadline };
+        let steps = Steps { backend: self, request, call: &call, stream };
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(uneven) = &request.uneven {
@@ -187,7 +198,8 @@ impl NcclBackend {
             // Its blocks are on the GPU.
             // SAFETY: the caller's promise.
             unsafe { self.enqueue(state, request, &self.stream)? };
-            return self.stream.synchronize(deadline, &mut || self.check());
+            self.stream.synchronize(deadline, &mut || self.check())?;
+            return self.compare_calls();
         }
         let n = self.origins.len();
         let on_host = |side: Address, byte_len: usize, used: bool| {
@@ -224,7 +236,7 @@ impl NcclBackend {
                 }
             }
             let (call, sides) = with_something_to_do(request, [input, output]);
-            let steps = Steps { backend: self, call: &call, stream, deadline };
+            let steps = Steps { backend: self, request, call: &call, stream };
             match list {
                 None => steps.issue(|byte_len| state.scratch.take(byte_len, stream), sides)?,
                 Some(list) => {
@@ -245,7 +257,9 @@ impl NcclBackend {
                 }
             }
         }
-        stream.synchronize(deadline, alive)
+        stream.synchronize(deadline, alive)?;
+        // What a rank has taken from its peers they have noted before.
+        self.compare_calls()
     }
 
     /// Gathers the same number of words from every rank.
@@ -285,8 +299,12 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
         self.domain.check()?;
-        self.control.as_ref().map_or(Ok(()), |control| control.check())?;
+        self.compare_calls()?;
         self.domain.asynchronous_error()
+    }
+
+    fn compare_calls(&self) -> Result<()> {
+        self.control.as_ref().map_or(Ok(()), |control| control.check())
     }
 
     fn fail(&self, error: Error) -> Error {
@@ -358,7 +376,10 @@ impl Backend for NcclBackend {
     fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
         self.domain.check()?;
         match &self.control {
-            Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
+            Some(control) => {
+                self.note(&Request::barrier(Purpose::MONITORED_BARRIER, deadline));
+                control.monitored_barrier(deadline).map_err(|error| self.fail(error))
+            }
             None => bail!(
                 Unsupported,
                 "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \

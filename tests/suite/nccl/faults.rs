@@ -1,5 +1,5 @@
 //! Faults: calls of NCCL that fail, are in progress for long or report an error later; ranks that
-//! do not come or disagree.
+//! do not come.
 
 use std::time::{Duration, Instant};
 
@@ -49,10 +49,6 @@ pub fn play(name: &str, ranks: u32) {
             _ => communicator.recv(&mut [0f32], 0, 0).map(drop),
         }),
         "late rank" => late_rank(ranks),
-        "disagreement" => sums(ranks, |communicator| {
-            let count = 1 + communicator.rank().index();
-            communicator.all_reduce(&mut vec![1f32; count], ReduceOperation::Sum)
-        }),
         _ => panic!("{name} is no role"),
     }
 }
@@ -185,10 +181,9 @@ fn being_in_progress_for_long_is_no_error() {
 }
 
 #[test]
-fn ranks_that_do_not_come_or_do_not_agree_are_found_at_the_deadline() {
+fn a_rank_that_does_not_come_is_found_at_the_deadline() {
     if needs_test_libraries() {
         return;
     }
     says("faults late rank", 3, "never_in_progress", &["the work on the GPU was not done by the deadline"]);
-    says("faults disagreement", 2, "never_in_progress", &["DeadlineExceeded"]);
 }

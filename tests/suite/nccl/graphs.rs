@@ -7,7 +7,7 @@ use distcollective::comm::NcclId;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
-    ReduceOperation, Result, Stream,
+    ReduceOperation, Result, Stream, Work,
 };
 
 use super::captures::Driver;
@@ -46,7 +46,7 @@ fn sum(ranks: u32) -> Result<Engine> {
 }
 
 /// A rank with a context whose input has four elements.
-struct Runner {
+pub struct Runner {
     communicator: Communicator,
     stream: Stream,
     context: ExecutionContext,
@@ -55,7 +55,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(communicator: &Communicator, records: bool) -> Result<Self> {
+    pub fn new(communicator: &Communicator, records: bool) -> Result<Self> {
         Self::with(communicator, ContextOptions::default().cuda_graph(records))
     }
 
@@ -71,7 +71,7 @@ impl Runner {
         Buffer::zeroed_in(self.communicator.space(), DataType::Float32, [len])
     }
 
-    fn bindings(&self, len: i64) -> Result<Bindings> {
+    pub fn bindings(&self, len: i64) -> Result<Bindings> {
         let mut bindings = self.context.create_bindings();
         bindings.bind_input("x", self.tensor(len)?)?;
         bindings.bind_output("y", self.tensor(len)?)?;
@@ -79,7 +79,7 @@ impl Runner {
     }
 
     /// Runs, and checks the output.
-    fn run(&mut self, mut bindings: Bindings) -> Result<Bindings> {
+    pub fn run(&mut self, mut bindings: Bindings) -> Result<Bindings> {
         self.run += 1;
         let n = self.communicator.world_size();
         let fill = |value: u32, len: usize| vec![value as f32; len].into_iter().flat_map(f32::to_ne_bytes).collect();
@@ -91,6 +91,11 @@ impl Runner {
         bindings.get("y")?.read(0, &mut y)?;
         assert_eq!(y, expected, "run {}", self.run);
         Ok(bindings)
+    }
+
+    /// Enqueues a run, whose output is not checked.
+    pub fn enqueue(&mut self, bindings: Bindings) -> Result<Work<Bindings>> {
+        Ok(self.context.enqueue(bindings, &self.stream)?)
     }
 
     /// Runs with each bindings in turn.

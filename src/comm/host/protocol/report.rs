@@ -8,7 +8,7 @@ use crate::collective::Call;
 use crate::comm::backend::Request;
 use crate::comm::signature::{Signature, place_of};
 use crate::error::{Error, error};
-use crate::rank::GroupRank;
+use crate::rank::{GroupRank, Rank};
 use crate::util::text::list_ranks;
 use crate::util::wait::Stopped;
 
@@ -24,16 +24,23 @@ pub(crate) struct Report<'a> {
     pub(crate) number: u64,
 }
 
-/// The calls of all ranks, in the order of the ranks: `rank 0 calls …; ranks 1 and 2 call …`.
-/// `number` is for [`place_of`].
+/// The error of a collective whose headers differ. `number` is for [`place_of`].
 pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Error {
+    let call_of = |peer| {
+        let header = segment.slot(peer).call_header(sequence)?;
+        Some((segment.member(peer), header.signature()))
+    };
+    difference(segment.ranks().filter_map(call_of), number)
+}
+
+/// The error of calls that differ, each with its rank, in the order of the ranks: `rank 0 calls …;
+/// ranks 1 and 2 call …`. `number` is for [`place_of`].
+pub(crate) fn difference(calls_of_ranks: impl Iterator<Item = (Rank, Signature)>, number: u64) -> Error {
     let mut calls: Vec<(Signature, Vec<u32>)> = Vec::new();
-    for peer in segment.ranks() {
-        let Some(signature) = segment.slot(peer).call_header(sequence).map(CallHeader::signature) else { continue };
-        let member = segment.member(peer).0;
+    for (Rank(rank), signature) in calls_of_ranks {
         match calls.iter_mut().find(|(other, _)| *other == signature) {
-            Some((_, ranks)) => ranks.push(member),
-            None => calls.push((signature, vec![member])),
+            Some((_, ranks)) => ranks.push(rank),
+            None => calls.push((signature, vec![rank])),
         }
     }
     let known: Vec<Call> = calls.iter().filter_map(|(signature, _)| signature.call()).collect();

@@ -98,11 +98,6 @@ impl<'a> RunningCall<'a> {
     fn run_phases(&mut self) -> Result<()> {
         let Request { call, .. } = self.request;
         self.protocol.wait_for_room()?;
-        if call.purpose.is_announcement() {
-            self.protocol.post(CallBody::Payload(&[]));
-            // No rank waits for another one, except in a capture.
-            return self.protocol.wait_for_headers(|_| call.purpose.is_awaited());
-        }
         let locations = self.post_header()?;
         if call.purpose == Purpose::REFUSAL {
             self.leave_request();
