@@ -259,8 +259,11 @@ pub(crate) trait CallLog: Send + Sync {
     /// `number` is the call's number as errors count.
     fn add(&self, signature: Signature, number: u64);
 
-    /// Compares the calls of all ranks as far as they have come, and returns a rank that has not
-    /// come to this rank's latest call. Cheap: waits ask it often.
+    /// Adds a message that this rank is about to begin. One thread at a time.
+    fn add_message(&self, message: &MessageRequest);
+
+    /// Compares the calls and messages of all ranks as far as they have come, and returns a rank
+    /// that has not come to this rank's latest call. Cheap: waits ask it often.
     ///
     /// # Errors
     ///

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::backend::{Backend, Checked, Control, Request};
+use super::message::MessageRequest;
 use super::run_id::CountedRun;
 use super::signature::Signature;
 use super::split::SplitGroup;
@@ -50,6 +51,11 @@ impl Control {
     /// Says that this rank is about to make a call. `number` is the call's number as errors count.
     pub(super) fn note_call(&self, call: Call, run: Option<&CountedRun<'_>>, number: u64) {
         self.log.add(Signature::new(call, CountedRun::word(run, None)), number);
+    }
+
+    /// Says that this rank is about to begin a message.
+    pub(super) fn note_message(&self, message: &MessageRequest) {
+        self.log.add_message(message);
     }
 
     /// Says what becomes of the next run.

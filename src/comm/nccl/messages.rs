@@ -8,7 +8,7 @@ use super::sys::*;
 use super::{NcclBackend, RankState};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::cuda::CudaStream;
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::memory::MemorySpace;
 use crate::stream::Watch;
 
@@ -72,6 +72,7 @@ impl NcclBackend {
             }
         }
         stream.synchronize(deadline, alive)?;
+        self.compare_calls()?;
         Ok(self.delivery(message))
     }
 
@@ -87,6 +88,9 @@ impl NcclBackend {
         stream: &Arc<CudaStream>,
         deadline: Instant,
     ) -> Result<()> {
+        if let Some(control) = &self.control {
+            messages.iter().for_each(|message| control.note_message(message));
+        }
         let cuda_stream = stream.as_ptr().cast();
         self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
             let filled = messages.iter().filter(|message| message.element_count > 0);
@@ -120,6 +124,8 @@ impl NcclBackend {
     /// The error of messages, which ends the communicator: peers may be in them already.
     pub(super) fn fail_messages(&self, error: Error, messages: &[MessageRequest]) -> Error {
         let error = match (self.domain.ended(), messages) {
+            // It names both sides.
+            _ if error.kind() == ErrorKind::Disagreement => error,
             (None, [message]) => {
                 let what = message.with_ranks(|rank| self.origins[rank.index()]);
                 Error::new(error.kind(), format!("{what}: {error}"))

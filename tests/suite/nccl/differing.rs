@@ -134,6 +134,23 @@ pub fn play(name: &str, ranks: u32) {
             Rank(1) => communicator.all_reduce(&mut [0f32; 4], ReduceOperation::Sum),
             _ => communicator.split(Some(0), 0).map(drop),
         }),
+        "message" => {
+            differ(ranks, ["rank 0 sends 4 float32", "rank 1 receives 5 float32"], |communicator| {
+                match communicator.rank() {
+                    Rank(0) => communicator.send(&[1f32; 4], 1, 0),
+                    Rank(1) => communicator.recv(&mut [1f32; 5], 0, 0).map(drop),
+                    _ => Ok(()),
+                }
+            });
+            // Of the same length: NCCL moves it.
+            differ(ranks, ["rank 1 sends 4 float32", "rank 0 receives 4 int32"], |communicator| {
+                match communicator.rank() {
+                    Rank(1) => communicator.send(&[1f32; 4], 0, 0),
+                    Rank(0) => communicator.recv(&mut [1i32; 4], 1, 0).map(drop),
+                    _ => Ok(()),
+                }
+            });
+        }
         "nobody_waits" => on_gpus(ranks, |communicator| nobody_waits(&communicator)),
         "same" => on_gpus(ranks, |communicator| same(&communicator)),
         _ => panic!("{name} is no role"),
@@ -263,6 +280,11 @@ fn a_run_of_a_context_and_a_call_in_another_order() {
 fn ranks_that_wait_on_the_host_and_ranks_that_wait_on_the_gpu() {
     plays("barrier", &[2]);
     plays("split", &[2]);
+}
+
+#[test]
+fn messages() {
+    plays("message", &[2, 3]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What each rank has called on a backend that compares nothing itself. A rank adds its calls to a
-//! log in memory that its peers read, waits for none of them, and compares later.
+//! log in memory that its peers read, waits for none of them, and compares later. The messages from
+//! one rank to another have two logs: that of the sender, and that of the receiver.
 //!
 //! A record has a digest of all calls until then: if two ranks have the same digest, they have made
 //! the same calls. So a comparison looks at the latest call of both only. After a difference it
@@ -11,45 +12,58 @@ use std::sync::Arc;
 use super::report;
 use super::segment::Segment;
 use crate::comm::backend::CallLog;
-use crate::comm::host::memory::{Shareable, Shared};
+use crate::comm::host::memory::{Shareable, Shared, SharedMemory};
+use crate::comm::message::{Direction, MessageRequest};
 use crate::comm::signature::Signature;
 use crate::error::{Error, Result, error};
+use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU64, Ordering, Published, fence};
 use crate::util::text::list_ranks;
 
-/// How many digests are kept longer than records.
-const DIGESTS: u64 = if cfg!(loom) { 2 } else { 512 };
-
 /// The digest of every so many calls is kept longer than the call's record.
 const INTERVAL: u64 = if cfg!(loom) { 4 } else { 1024 };
 
-/// How many records each of `members` ranks keeps.
-fn record_count(members: usize) -> usize {
+/// How many digests are kept longer than records.
+const DIGESTS: usize = if cfg!(loom) { 2 } else { 512 };
+
+/// How many records a log of messages has.
+const MESSAGES: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// Among more ranks, messages have no logs: there is one for each pair.
+const MOST_WITH_MESSAGES: usize = 64;
+
+/// How many records the log of calls of each of `members` ranks has.
+fn call_count(members: usize) -> usize {
     const MOST_TOGETHER: usize = 1 << 17;
     if cfg!(loom) { 2 } else { 1 << (MOST_TOGETHER / members).clamp(64, 4096).ilog2() }
 }
 
-/// The bytes of one rank's log: whole pages.
-pub(super) fn log_len(members: usize) -> usize {
-    let records = record_count(members) * size_of::<Record>();
-    (size_of::<LogHeader>() + records).next_multiple_of(rustix::param::page_size())
+/// How many logs of messages each of `members` ranks has: to each rank, and from each.
+fn message_logs(members: usize) -> usize {
+    if members <= MOST_WITH_MESSAGES { 2 * members } else { 0 }
 }
 
-/// What a log begins with. The records follow.
-#[cfg_attr(loom, derive(Default))]
-#[repr(C, align(128))]
-pub(super) struct LogHeader {
-    /// How many calls the rank has made.
-    last: Published,
-    /// The digest of call `c` is at `c / INTERVAL % DIGESTS`, if `INTERVAL` divides `c`.
-    digests: [AtomicU64; DIGESTS as usize],
+/// The bytes of one rank's logs: whole pages.
+pub(super) fn logs_len(members: usize) -> usize {
+    let byte_len = Log::byte_len(DIGESTS, call_count(members)) + message_logs(members) * Log::byte_len(0, MESSAGES);
+    byte_len.next_multiple_of(rustix::param::page_size())
 }
 
-/// One call. Call `c` has the record at `c % record_count`.
+/// How many calls a log has, on a cache line of its own.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(64))]
-pub(super) struct Record {
+struct Last(Published);
+
+/// Digests that are kept longer than records.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+struct Digests([AtomicU64; 8]);
+
+/// One call. Call `c` has the record at `c`, modulo the number of records.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(64))]
+struct Record {
     /// The call's place in the log, from 1 on; 0 while the rank writes the record.
     sequence: AtomicU64,
     signature: [AtomicU64; 3],
@@ -60,15 +74,11 @@ pub(super) struct Record {
 }
 
 // SAFETY: invariant 1: every field is an atomic, and zeros are a value of it.
-unsafe impl Shareable for LogHeader {}
+unsafe impl Shareable for Last {}
+// SAFETY: as above.
+unsafe impl Shareable for Digests {}
 // SAFETY: as above.
 unsafe impl Shareable for Record {}
-
-/// One rank's log.
-struct Log {
-    header: Shared<LogHeader>,
-    records: Shared<[Record]>,
-}
 
 /// A record as it was read.
 #[derive(Clone, Copy)]
@@ -88,29 +98,56 @@ fn chain(digest: u64, signature: Signature) -> u64 {
     signature.0.into_iter().fold(digest.wrapping_add(1), mix)
 }
 
+/// One log. Only one rank adds to it, one thread at a time.
+struct Log {
+    last: Shared<Last>,
+    /// The digest of call `c` is at `c / INTERVAL`, modulo their number, if `INTERVAL` divides `c`.
+    digests: Shared<[Digests]>,
+    records: Shared<[Record]>,
+}
+
 impl Log {
+    fn byte_len(digests: usize, records: usize) -> usize {
+        size_of::<Last>() + digests * size_of::<u64>() + records * size_of::<Record>()
+    }
+
+    /// The log at an offset of memory.
+    fn new(memory: &Arc<SharedMemory>, offset: usize, digests: usize, records: usize) -> Self {
+        let digests_at = offset + size_of::<Last>();
+        Log {
+            last: Shared::new(memory, offset),
+            digests: Shared::slice(memory, digests_at, digests / 8),
+            records: Shared::slice(memory, digests_at + digests * size_of::<u64>(), records),
+        }
+    }
+
+    fn last(&self) -> u64 {
+        self.last.0.load()
+    }
+
     fn record(&self, sequence: u64) -> &Record {
         &self.records[(sequence % self.records.len() as u64) as usize]
     }
 
-    /// Adds a call. Only the log's own rank does so, one thread at a time.
     fn add(&self, signature: Signature, number: u64) {
-        let last = self.header.last.load();
+        let last = self.last();
         let digest = chain(self.record(last).digest.load(Ordering::Relaxed), signature);
         let sequence = last + 1;
         let record = self.record(sequence);
         record.sequence.store(0, Ordering::Relaxed);
-        // A rank that reads one of the words below, or the digest in the header, then also reads
-        // the 0, and that the call before has been made.
+        // A rank that reads one of the words below then also reads the 0, and that the call before
+        // has been made.
         fence(Ordering::Release);
         record.signature.iter().zip(signature.0).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
         record.number.store(number, Ordering::Relaxed);
         record.digest.store(digest, Ordering::Relaxed);
-        if sequence.is_multiple_of(INTERVAL) {
-            self.kept_digest(sequence).store(digest, Ordering::Relaxed);
+        if sequence.is_multiple_of(INTERVAL)
+            && let Some(kept) = self.kept_digest(sequence)
+        {
+            kept.store(digest, Ordering::Relaxed);
         }
         record.sequence.store(sequence, Ordering::Release);
-        self.header.last.store(sequence);
+        self.last.0.store(sequence);
     }
 
     /// A call's record, if it has been written and not replaced.
@@ -126,19 +163,85 @@ impl Log {
         (word(&record.sequence) == sequence).then_some(logged)
     }
 
-    fn kept_digest(&self, sequence: u64) -> &AtomicU64 {
-        &self.header.digests[(sequence / INTERVAL % DIGESTS) as usize]
+    fn kept_digest(&self, sequence: u64) -> Option<&AtomicU64> {
+        let count = 8 * self.digests.len() as u64;
+        let place = (sequence / INTERVAL).checked_rem(count)? as usize;
+        Some(&self.digests[place / 8].0[place % 8])
     }
 
     /// The digest of a call that [`INTERVAL`] divides, if it is kept.
     fn read_digest(&self, sequence: u64) -> Option<u64> {
-        let replacing = sequence + INTERVAL * DIGESTS;
-        if self.header.last.load() < sequence {
-            return None;
-        }
-        let digest = self.kept_digest(sequence).load(Ordering::Relaxed);
+        let replaced_by = sequence + INTERVAL * 8 * self.digests.len() as u64;
+        let kept = self.kept_digest(sequence).filter(|_| self.last() >= sequence)?;
+        let digest = kept.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
-        (self.header.last.load() < replacing - 1).then_some(digest)
+        (self.last() < replaced_by - 1).then_some(digest)
+    }
+}
+
+/// Where two logs differ.
+enum Difference {
+    /// At this call first.
+    At(u64),
+    /// At one of the calls from the first to the second.
+    Between(u64, u64),
+}
+
+/// Compares the calls after `known` of two logs, of which both have those up to `last`. Returns up
+/// to which they are the same.
+fn compare(logs: [&Log; 2], known: u64, last: u64) -> Result<u64, Difference> {
+    if let [Some(one), Some(other)] = logs.map(|log| log.read(last)) {
+        return if one.digest == other.digest { Ok(last) } else { Err(first_difference(logs, known, last)) };
+    }
+    // One rank is further ahead than its records.
+    let latest = last / INTERVAL * INTERVAL;
+    match logs.map(|log| log.read_digest(latest)) {
+        [Some(one), Some(other)] if one != other => Err(interval(logs, known, latest)),
+        [Some(_), Some(_)] => Ok(latest.max(known)),
+        _ => Ok(known),
+    }
+}
+
+/// The first of the calls after `known` up to `last` that differs: that one does, or one before it.
+fn first_difference(logs: [&Log; 2], known: u64, last: u64) -> Difference {
+    let oldest = last.saturating_sub(logs[0].records.len() as u64).max(known) + 1;
+    let is_same = |sequence: u64| match logs.map(|log| log.read(sequence)) {
+        [Some(one), Some(other)] => Some(one.digest == other.digest),
+        _ => None,
+    };
+    match (oldest..=last).find(|sequence| is_same(*sequence) == Some(false)) {
+        // If the call before is not known to be the same, the difference may be earlier.
+        Some(first) if first == known + 1 || is_same(first - 1) == Some(true) => Difference::At(first),
+        first => interval(logs, known, first.unwrap_or(last)),
+    }
+}
+
+/// A difference of which there are no records.
+fn interval(logs: [&Log; 2], mut known: u64, mut last: u64) -> Difference {
+    for call in (known / INTERVAL + 1..=last / INTERVAL).map(|number| number * INTERVAL) {
+        match logs.map(|log| log.read_digest(call)) {
+            [Some(one), Some(other)] if one == other => known = call,
+            [Some(_), Some(_)] => last = last.min(call),
+            _ => {}
+        }
+    }
+    Difference::Between(known + 1, last)
+}
+
+/// The logs of one rank.
+struct RankLogs {
+    calls: Log,
+    /// To each rank, and then from each.
+    messages: Box<[Log]>,
+}
+
+impl RankLogs {
+    fn messages_to(&self, peer: GroupRank) -> Option<&Log> {
+        self.messages.get(peer.index())
+    }
+
+    fn messages_from(&self, peer: GroupRank) -> Option<&Log> {
+        self.messages.get(self.messages.len() / 2 + peer.index())
     }
 }
 
@@ -146,114 +249,134 @@ impl Log {
 pub(crate) struct CallLogs {
     segment: Arc<Segment>,
     rank: GroupRank,
-    logs: Box<[Log]>,
-    /// Up to which call this rank has found each peer's calls the same.
-    compared: Box<[AtomicU64]>,
+    ranks: Box<[RankLogs]>,
+    /// Up to which this rank has found the same as each peer: calls, messages to the peer, messages
+    /// from it.
+    compared: Box<[[AtomicU64; 3]]>,
 }
 
 impl CallLogs {
-    /// The logs of a segment's ranks. Allocates that of `rank`, this rank.
+    /// The logs of a segment's ranks. Allocates those of `rank`, this rank.
     pub(crate) fn new(segment: &Arc<Segment>, rank: GroupRank) -> Result<Self> {
-        segment.allocate_log(rank)?;
-        let count = record_count(segment.len());
-        let log = |rank| {
-            let (memory, offset) = segment.log_place(rank);
-            Log {
-                header: Shared::new(memory, offset),
-                records: Shared::slice(memory, offset + size_of::<LogHeader>(), count),
+        segment.allocate_logs(rank)?;
+        let n = segment.len();
+        let logs = |rank| {
+            let (memory, offset) = segment.logs_place(rank);
+            let messages_at = offset + Log::byte_len(DIGESTS, call_count(n));
+            let message_log = |number| Log::new(memory, messages_at + number * Log::byte_len(0, MESSAGES), 0, MESSAGES);
+            RankLogs {
+                calls: Log::new(memory, offset, DIGESTS, call_count(n)),
+                messages: (0..message_logs(n)).map(message_log).collect(),
             }
         };
-        let logs = segment.ranks().map(log).collect();
-        let compared = segment.ranks().map(|_| AtomicU64::new(0)).collect();
-        Ok(CallLogs { segment: Arc::clone(segment), rank, logs, compared })
+        let ranks = segment.ranks().map(logs).collect();
+        let compared = segment.ranks().map(|_| Default::default()).collect();
+        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared })
     }
 
-    fn log(&self, rank: GroupRank) -> &Log {
-        &self.logs[rank.index()]
+    fn of(&self, rank: GroupRank) -> &RankLogs {
+        &self.ranks[rank.index()]
     }
 
-    /// Compares with a peer the calls from `known` on, of which both have made those up to `last`.
-    /// Returns up to which they are the same.
-    fn compare_with(&self, peer: GroupRank, known: u64, last: u64) -> Result<u64> {
-        let logs = [self.log(self.rank), self.log(peer)];
-        if let [Some(own), Some(other)] = logs.map(|log| log.read(last)) {
-            return match own.digest == other.digest {
-                true => Ok(last),
-                false => Err(self.first_difference(peer, known, last)),
+    fn name(&self, rank: GroupRank) -> Rank {
+        self.segment.member(rank)
+    }
+
+    /// The error of calls that differ from a peer's.
+    fn calls_differ(&self, peer: GroupRank, difference: &Difference) -> Error {
+        let first = match *difference {
+            Difference::At(sequence) | Difference::Between(sequence, _) => sequence,
+        };
+        match (difference, self.of(self.rank).calls.read(first)) {
+            (Difference::At(_), Some(own)) => {
+                let call_of = |rank| Some((self.name(rank), self.of(rank).calls.read(first)?.signature));
+                report::difference(self.segment.ranks().filter_map(call_of), own.number)
+            }
+            (Difference::At(last) | Difference::Between(_, last), _) => error!(
+                Disagreement,
+                "{} disagree on one of calls {first} to {last} of this communicator, and are now too far apart to say on \
+                 which",
+                list_ranks([self.rank.min(peer), self.rank.max(peer)].map(|rank| self.name(rank).0))
+            ),
+        }
+    }
+
+    /// The error of messages of which the sender's and the receiver's differ.
+    fn messages_differ(&self, [from, to]: [GroupRank; 2], logs: [&Log; 2], difference: &Difference) -> Error {
+        let [from, to] = [from, to].map(|rank| self.name(rank));
+        let describe =
+            |Logged { signature: Signature([data_type, element_count, _]), .. }| match TransferType::from_number(
+                data_type as u8,
+            ) {
+                Some(data_type) => format!("{element_count} {data_type}"),
+                None => format!("{element_count} elements"),
             };
-        }
-        // One rank is further ahead than its records.
-        let latest = last / INTERVAL * INTERVAL;
-        match logs.map(|log| log.read_digest(latest)) {
-            [Some(own), Some(other)] if own != other => Err(self.interval(peer, known, latest)),
-            [Some(_), Some(_)] => Ok(latest.max(known)),
-            _ => Ok(known),
-        }
-    }
-
-    /// The error of a difference between `known` and `last`.
-    fn first_difference(&self, peer: GroupRank, known: u64, last: u64) -> Error {
-        let logs = [self.log(self.rank), self.log(peer)];
-        let oldest = last.saturating_sub(self.logs[0].records.len() as u64).max(known) + 1;
-        let both = |sequence: u64| match logs.map(|log| log.read(sequence)) {
-            [Some(own), Some(other)] => Some([own, other]),
-            _ => None,
-        };
-        let differ = |sequence: &u64| both(*sequence).is_some_and(|[own, other]| own.digest != other.digest);
-        let Some(first) = (oldest..=last).find(differ) else { return self.interval(peer, known, last) };
-        // If the call before is not known to be the same, the difference may be earlier.
-        let is_first = first == known + 1 || both(first - 1).is_some_and(|[own, other]| own.digest == other.digest);
-        match both(first).filter(|_| is_first) {
-            Some([own, _]) => {
-                let calls = self.segment.ranks().filter_map(|rank| {
-                    let logged = self.log(rank).read(first)?;
-                    Some((self.segment.member(rank), logged.signature))
-                });
-                report::difference(calls, own.number)
-            }
-            None => self.interval(peer, known, first),
-        }
-    }
-
-    /// The error of a difference between `known` and `last`, of which there are no records.
-    fn interval(&self, peer: GroupRank, mut known: u64, mut last: u64) -> Error {
-        let logs = [self.log(self.rank), self.log(peer)];
-        for call in (known / INTERVAL + 1..=last / INTERVAL).map(|number| number * INTERVAL) {
-            match logs.map(|log| log.read_digest(call)) {
-                [Some(own), Some(other)] if own == other => known = call,
-                [Some(_), Some(_)] => {
-                    last = call;
-                    break;
+        let (first, last) = match *difference {
+            Difference::At(first) => match logs.map(|log| log.read(first)) {
+                [Some(sent), Some(received)] => {
+                    let (sent, received) = (describe(sent), describe(received));
+                    return error!(
+                        Disagreement,
+                        "ranks disagree on message {first} from rank {from} to rank {to}: rank {from} sends {sent}; rank \
+                         {to} receives {received}"
+                    );
                 }
-                _ => {}
-            }
-        }
-        let ranks = list_ranks([self.rank.min(peer), self.rank.max(peer)].map(|rank| self.segment.member(rank).0));
-        error!(
-            Disagreement,
-            "{ranks} disagree on one of calls {} to {last} of this communicator, and are now too far apart to say on which",
-            known + 1
-        )
+                _ => (first, first),
+            },
+            Difference::Between(first, last) => (first, last),
+        };
+        error!(Disagreement, "ranks disagree on one of messages {first} to {last} from rank {from} to rank {to}")
     }
+}
+
+/// Compares two logs from where they are known to be the same. Returns whether they are the same to
+/// the end of the first one.
+fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<bool, Difference> {
+    let (own, mut known) = (logs[0].last(), compared.load(Ordering::Relaxed));
+    if known < own {
+        let last = own.min(logs[1].last());
+        if known < last {
+            known = compare(logs, known, last)?;
+            compared.fetch_max(known, Ordering::Relaxed);
+        }
+    }
+    Ok(known >= own)
 }
 
 impl CallLog for CallLogs {
     fn add(&self, signature: Signature, number: u64) {
-        self.log(self.rank).add(signature, number);
+        self.of(self.rank).calls.add(signature, number);
+    }
+
+    fn add_message(&self, message: &MessageRequest) {
+        let own = self.of(self.rank);
+        let log = match message.direction {
+            Direction::Send(to) => own.messages_to(to),
+            Direction::Receive(Some(from)) => own.messages_from(from),
+            Direction::Receive(None) => None,
+        };
+        if let Some(log) = log {
+            log.add(Signature([message.data_type.number().into(), message.element_count as u64, 0]), 0);
+        }
     }
 
     fn compare(&self) -> Result<Option<Rank>> {
-        let own = self.log(self.rank).header.last.load();
-        let mut behind = None;
-        for (peer, compared) in self.segment.ranks().zip(&self.compared).filter(|(peer, _)| *peer != self.rank) {
-            let mut known = compared.load(Ordering::Relaxed);
-            let last = own.min(self.log(peer).header.last.load());
-            if known < last {
-                known = self.compare_with(peer, known, last)?;
-                compared.fetch_max(known, Ordering::Relaxed);
+        let (this, mut behind) = (self.rank, None);
+        let own = self.of(this);
+        for (peer, [calls, sent, received]) in self.segment.ranks().zip(&self.compared) {
+            let of_peer = self.of(peer);
+            let is_same = peer == this
+                || advance([&own.calls, &of_peer.calls], calls).map_err(|found| self.calls_differ(peer, &found))?;
+            if !is_same {
+                behind = behind.or(Some(self.name(peer)));
             }
-            if known < own {
-                behind = behind.or(Some(self.segment.member(peer)));
+            if let (Some(one), Some(other)) = (own.messages_to(peer), of_peer.messages_from(this)) {
+                let differ = |found| self.messages_differ([this, peer], [one, other], &found);
+                advance([one, other], sent).map_err(differ)?;
+            }
+            if let (Some(one), Some(other)) = (own.messages_from(peer), of_peer.messages_to(this)) {
+                let differ = |found| self.messages_differ([peer, this], [other, one], &found);
+                advance([one, other], received).map_err(differ)?;
             }
         }
         Ok(behind)
@@ -266,6 +389,7 @@ mod tests {
     use crate::collective::{Call, Collective, ReduceOperation};
     use crate::data_type::DataType;
     use crate::error::ErrorKind;
+    use crate::memory::Address;
 
     fn logs(n: u32) -> Vec<CallLogs> {
         let segment = Arc::new(Segment::in_process(n).expect("memory"));
@@ -294,7 +418,7 @@ mod tests {
                     of_writer[1].add(sum_of(call as usize), call);
                 }
             });
-            let log = ranks[0].log(GroupRank(1));
+            let log = &ranks[0].of(GroupRank(1)).calls;
             for sequence in [1, 2] {
                 if let Some(logged) = log.read(sequence) {
                     assert_eq!((logged.signature, logged.number), (sum_of(sequence as usize), sequence));
@@ -353,7 +477,7 @@ mod tests {
         /// A rank that is ahead of another by more than the records is compared all the same.
         #[test]
         fn ranks_that_are_far_apart_are_compared_by_digests() {
-            let most = record_count(2) as u64;
+            let most = call_count(2) as u64;
             for (odd, last, text) in [
                 (None, most + 5000, None),
                 (Some(1500), 3000, Some("ranks 0 and 1 disagree on one of calls 1025 to 2048 of")),
@@ -371,6 +495,71 @@ mod tests {
                     (Err(error), Some(text)) => assert!(error.to_string().starts_with(text), "{error}"),
                     (result, _) => panic!("{result:?}, expected {text:?}"),
                 }
+            }
+        }
+
+        /// Messages are compared with the receiver's, however far one is ahead.
+        #[test]
+        fn messages_are_compared() {
+            let message = |direction, element_count| MessageRequest {
+                direction,
+                tag: 0,
+                data_type: TransferType::Data(DataType::Float32),
+                element_count,
+                address: Address::host(std::ptr::null()),
+            };
+            let (send, receive) = (Direction::Send(GroupRank(1)), Direction::Receive(Some(GroupRank(0))));
+            for (ahead, text) in [
+                (
+                    0,
+                    "ranks disagree on message 70 from rank 0 to rank 1: rank 0 sends 70 float32; rank 1 receives 7 float32",
+                ),
+                (1, "ranks disagree on one of messages 51 to 107 from rank 0 to rank 1"),
+            ] {
+                let ranks = logs(2);
+                for number in 1..70 {
+                    ranks[0].add_message(&message(send, number));
+                    ranks[1].add_message(&message(receive, number));
+                    if number <= 50 {
+                        ranks.iter().for_each(|rank| assert_eq!(rank.compare().expect("the same"), None));
+                    }
+                }
+                ranks[0].add_message(&message(send, 70));
+                ranks[1].add_message(&message(receive, 7));
+                for number in 0..100 * ahead {
+                    ranks[0].add_message(&message(send, number));
+                    ranks[1].add_message(&message(receive, number));
+                }
+                for rank in &ranks {
+                    assert_eq!(rank.compare().expect_err("the lengths differ").to_string(), text);
+                }
+            }
+        }
+
+        /// Two processes map a file.
+        #[test]
+        fn logs_in_a_file_are_compared() {
+            use crate::comm::host::memory::world_memory::WorldFile;
+
+            let size = Segment::root_size(2, true);
+            let file = WorldFile::create().expect("a file");
+            let (id, first) = file.allocate(size, 2, &|| Ok(())).expect("memory");
+            let second = file.map(id, size.byte_len).expect("the same memory");
+            let of_rank = |(rank, memory)| {
+                let segment = Arc::new(Segment::root(memory, 2, rank..rank + 1, true));
+                CallLogs::new(&segment, GroupRank(rank)).expect("a log")
+            };
+            let ranks: Vec<CallLogs> = [(0, first), (1, second)].map(of_rank).into();
+            for call in 1..=5000 {
+                ranks.iter().for_each(|rank| rank.add(sum_of(call as usize), call));
+                assert_eq!(ranks[call as usize % 2].compare().expect("the same"), None);
+            }
+            ranks[0].add(sum_of(1), 5001);
+            ranks[1].add(sum_of(2), 5001);
+            for rank in ranks {
+                let text = "ranks disagree on collective 5001: rank 0 calls all_reduce(sum) of 1 float32; rank 1 calls \
+                            all_reduce(sum) of 2 float32";
+                assert_eq!(rank.compare().expect_err("they differ").to_string(), text);
             }
         }
 

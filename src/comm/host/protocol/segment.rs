@@ -1,12 +1,12 @@
 //! The memory that the ranks of one communicator share: a slot for each rank, and between processes
-//! staging memory for each rank; a call log and eager memory for each rank; last a ring for the
+//! staging memory for each rank; logs and eager memory for each rank; last a ring for the
 //! messages of each rank to each.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::abort_domain::AbortDomain;
-use super::call_log::log_len;
+use super::call_log::logs_len;
 use super::prefetch::prefetch_to_write;
 use super::ring::{Ring, ring_len};
 use super::slot::{CallBody, HEADER_RING_LEN, Slot};
@@ -82,13 +82,13 @@ pub(crate) enum Milestone {
 impl Segment {
     /// How much memory a segment of `members` ranks needs that begins at an offset. All but the
     /// slots is allocated later: by [`allocate_staging`](Self::allocate_staging),
-    /// [`allocate_log`](Self::allocate_log), [`allocate_eager`](Self::allocate_eager) and
+    /// [`allocate_logs`](Self::allocate_logs), [`allocate_eager`](Self::allocate_eager) and
     /// [`allocate_ring`](Self::allocate_ring).
     pub(crate) fn memory_size(offset: usize, members: usize, spans_processes: bool) -> SharedMemorySize {
         let resident = offset + Self::slots_len(members);
         let staging = if spans_processes { members * Self::staging_len(members) } else { 0 };
         let slots = resident.next_multiple_of(rustix::param::page_size());
-        let byte_len = slots + staging + members * (log_len(members) + EAGER_LEN) + Self::rings_len(members);
+        let byte_len = slots + staging + members * (logs_len(members) + EAGER_LEN) + Self::rings_len(members);
         SharedMemorySize { byte_len, resident }
     }
 
@@ -194,15 +194,15 @@ impl Segment {
         }
     }
 
-    /// Where the call log of a rank begins: behind the stages, and before the eager memory.
-    pub(super) fn log_place(&self, rank: GroupRank) -> (&Arc<SharedMemory>, usize) {
-        let behind = (self.len() - rank.index()) * log_len(self.len());
+    /// Where the logs of a rank begin: behind the stages, and before the eager memory.
+    pub(super) fn logs_place(&self, rank: GroupRank) -> (&Arc<SharedMemory>, usize) {
+        let behind = (self.len() - rank.index()) * logs_len(self.len());
         (&self.memory, self.eager_offset(GroupRank(0)) - behind)
     }
 
-    /// Allocates the call log of `rank`, this rank.
-    pub(super) fn allocate_log(&self, rank: GroupRank) -> Result<()> {
-        self.populate(self.log_place(rank).1, log_len(self.len()), &|| self.domain.check())
+    /// Allocates the logs of `rank`, this rank.
+    pub(super) fn allocate_logs(&self, rank: GroupRank) -> Result<()> {
+        self.populate(self.logs_place(rank).1, logs_len(self.len()), &|| self.domain.check())
     }
 
     /// Where the eager memory of a rank begins: behind the logs, and before the rings.
