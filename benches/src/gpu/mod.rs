@@ -53,6 +53,10 @@ pub struct Options {
     /// About how long calls takes, and after which time leaks starts no further round
     #[arg(long = "seconds", default_value = "60", value_parser = |text: &str| text.parse().map(Duration::from_secs))]
     time: Duration,
+    /// CUDA and NCCL are those of benches/no_op: calls makes only an all_reduce, beside 8 groups,
+    /// and does not look at the result
+    #[arg(long = "no-op")]
+    is_no_op: bool,
     /// Few repetitions and small tensors: tests that it works, not how fast
     #[arg(long)]
     quick: bool,
