@@ -1,6 +1,7 @@
 //! What a backend does for a communicator.
 
 use std::any::Any;
+use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -252,29 +253,33 @@ pub(crate) trait Backend: Watch + Any {
     fn abort(&self, kind: ErrorKind, reason: &str);
 }
 
-/// What the ranks of a communicator have called, of which each rank says its own part. Nothing here
-/// waits for a rank.
+/// What the ranks of a communicator have called, of which each rank says its own part.
 pub(crate) trait CallLog: Send + Sync {
-    /// Adds a call of this rank, before its peers can notice the call. One thread at a time.
-    /// `number` is the call's number as errors count.
+    /// Adds a call of this rank, before its peers can notice the call. One thread at a time: the
+    /// caller has this rank's turn. `number` is the call's number as errors count.
     fn add(&self, signature: Signature, number: u64);
 
     /// Adds a message that this rank is about to begin. One thread at a time.
     fn add_message(&self, message: &MessageRequest);
 
-    /// Compares the calls and messages of all ranks as far as they have come, and returns a rank
-    /// that has not come to this rank's latest call. Cheap: waits ask it often.
+    /// Compares the calls and messages of all ranks as far as they have come. Waits for no rank,
+    /// and is cheap: waits ask it often.
     ///
     /// # Errors
     ///
     /// `Disagreement`: calls differ; with the calls of all ranks that have come so far.
-    fn compare(&self) -> Result<Option<Rank>>;
+    fn compare(&self) -> Result<()>;
+
+    /// Waits until all ranks have added as many calls as this one. `what` is the latest.
+    fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()>;
 }
 
 /// One rank's handle on a control communicator; `control.rs` has what it does.
 pub(crate) struct Control {
     pub(super) host: Arc<dyn Backend>,
     pub(super) log: Box<dyn CallLog>,
+    /// The number of collectives so far that errors count; see [`Purpose::is_counted`].
+    pub(super) counted: AtomicU64,
     /// How many runs of contexts this rank has begun.
     pub(super) runs: AtomicU64,
 }

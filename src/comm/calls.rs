@@ -176,7 +176,8 @@ impl Communicator {
 
     /// Waits for what was enqueued on a stream. An error ends the communicator.
     pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
-        stream.synchronize(deadline, || self.backend.check()).map_err(|error| {
+        let done = stream.synchronize(deadline, || self.backend.check()).and_then(|()| self.backend.compare_calls());
+        done.map_err(|error| {
             let error = self.backend.fail(error);
             self.backend.drain(Some(stream));
             error

@@ -16,7 +16,6 @@ use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::Rank;
-use crate::util::wait::Wait;
 
 const CHOOSE_GRAPH: Purpose = Purpose::new("a run with the buffers of no CUDA graph, or of several", PurposeKind::Run);
 const REPLAY: Purpose = Purpose::new("a run that replays CUDA graph % of context #", PurposeKind::RunNote);
@@ -38,47 +37,52 @@ pub(crate) struct Votes {
 }
 
 impl Control {
-    pub(super) fn new(host: Arc<dyn Backend>) -> Result<Self> {
+    /// Collective.
+    pub(super) fn new(host: Arc<dyn Backend>, deadline: Instant) -> Result<Self> {
         let log = host.call_log()?;
-        Ok(Control { host, log, runs: AtomicU64::new(0) })
+        let control = Control { host, log, counted: AtomicU64::new(0), runs: AtomicU64::new(0) };
+        // A rank reads no log that is not allocated.
+        // SAFETY: without elements no buffer is used.
+        unsafe { control.run_on_host(&Request::barrier(Purpose::INITIALIZE, deadline))? };
+        Ok(control)
     }
 
     /// The control communicator of a group's members. Collective.
     pub(super) fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Self>> {
-        self.host.split(group, deadline)?.map(|host| Control::new(Arc::from(host))).transpose()
+        self.host.split(group, deadline)?.map(|host| Control::new(Arc::from(host), deadline)).transpose()
     }
 
-    /// Says that this rank is about to make a call. `number` is the call's number as errors count.
-    pub(super) fn note_call(&self, call: Call, run: Option<&CountedRun<'_>>, number: u64) {
+    /// Says that this rank, which has its turn, is about to make a call.
+    pub(super) fn note_call(&self, call: Call, run: Option<&CountedRun<'_>>) {
+        let number = self.counted.fetch_add(u64::from(call.purpose.is_counted()), Ordering::Relaxed) + 1;
         self.log.add(Signature::new(call, CountedRun::word(run, None)), number);
     }
 
-    /// Says that this rank is about to begin a message.
+    /// Says that this rank, which has its turn, is about to begin a message.
     pub(super) fn note_message(&self, message: &MessageRequest) {
         self.log.add_message(message);
     }
 
     /// Says what becomes of the next run.
     fn note_run(&self, purpose: Purpose, number: usize) {
-        self.note_call(Call::without_buffers(purpose, number), None, 0);
+        self.note_call(Call::without_buffers(purpose, number), None);
     }
 
     /// Compares what the ranks have said so far. Cheap: waits ask it often.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.log.compare().map(drop)
+    pub(crate) fn compare_calls(&self) -> Result<()> {
+        self.log.compare()
     }
 
     /// Begins a run for which every rank asks which graph it replays. Waits for all ranks.
     /// Collective.
     pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
-        self.note_run(CHOOSE_GRAPH, 0);
         let own = word_of(context.into(), could_replay) as i64;
         let mut all = vec![0i64; self.host.world_size() as usize];
         let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(CHOOSE_GRAPH);
         let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
         let request = Request::new(call, sides, deadline);
         // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { Checked { backend: Some(&*self.host), request: &request }.run()? };
+        unsafe { self.run_noted(&request)? };
         self.runs.fetch_add(1, Ordering::Relaxed);
         let context_of = |vote: i64| vote >> u8::BITS;
         if let Some(other) = all.iter().position(|vote| context_of(*vote) != i64::from(context)) {
@@ -106,20 +110,34 @@ impl Control {
     pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
         let number = self.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.note_run(CAPTURE, word_of(number, 0));
-        let mut wait = Wait::until(deadline);
-        while let Some(behind) = self.log.compare()? {
-            self.host.check_peers()?;
-            wait.pause().map_err(|stopped| {
-                let (what, rank) = (format!("run {number}, in a capture of the caller's"), self.host.origin(behind));
-                let late = format!("{what}: rank {rank} has not come to it before the deadline");
-                stopped.error(format_args!("while {what} waited for rank {rank}"), late)
-            })?;
-        }
-        Ok(())
+        self.log.wait_for_peers(&format_args!("run {number}, in a capture of the caller's"), deadline)
+    }
+
+    /// Makes a call that ranks of GPUs make on the host, which the log has too: a rank on the GPU
+    /// that makes another call finds the difference.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    pub(super) unsafe fn run_noted(&self, request: &Request<'_>) -> Result<()> {
+        self.note_call(request.call, request.run);
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on_host(request)? };
+        self.compare_calls()
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_on_host(&self, request: &Request<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Checked { backend: Some(&*self.host), request }.run() }
     }
 
     /// A barrier whose error names the ranks that have not come. Collective.
     pub(super) fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
-        self.host.monitored_barrier(deadline)
+        self.note_call(Call::without_buffers(Purpose::MONITORED_BARRIER, 0), None);
+        self.host.monitored_barrier(deadline)?;
+        self.compare_calls()
     }
 }

@@ -162,6 +162,11 @@ impl<T: Send + 'static> Aside<T> {
         }
     }
 
+    /// Waits for this long, and says whether the call has returned.
+    pub(crate) fn has_returned(&self, timeout: Duration) -> bool {
+        !matches!(self.result.recv_timeout(timeout), Err(RecvTimeoutError::Timeout))
+    }
+
     /// Waits until the call has returned, however long that takes.
     pub(crate) fn join(self) {
         let _ = self.result.recv();

@@ -53,7 +53,13 @@ impl<'a> Way<'a> {
 
 /// The calls of a batch: far fewer than fit into a stream's queue.
 pub fn batch_len(options: &Options) -> usize {
-    if options.quick { 4 } else { 32 }
+    if options.quick {
+        4
+    } else if options.is_no_op {
+        512
+    } else {
+        32
+    }
 }
 
 /// The nanoseconds of a call: until the host has made it, and until the GPU has finished it.

@@ -39,12 +39,16 @@ impl UnevenBlocks {
         let exchange =
             Call::of_blocks(Collective::AllGather, DataType::Int64, words.len()).for_purpose(Purpose::COUNTS);
         let sides = [Address::host(words.as_ptr().cast()), Address::host(all.as_mut_ptr().cast())];
-        // NCCL's ranks exchange them on the host if they can.
-        let host = backend.control().map_or(&**backend, |control| &*control.host);
         let exchange = Request::new(exchange, sides, request.deadline);
         // SAFETY: the input has so many elements, and the output as many for each rank.
-        unsafe { Checked { backend: Some(host), request: &exchange }.run() }
-            .map_err(|error| backend.fail(error).about(|| call.collective.operation().to_string()))?;
+        let exchanged = unsafe {
+            // NCCL's ranks exchange them on the host if they can.
+            match backend.control() {
+                Some(control) => control.run_noted(&exchange),
+                None => Checked { backend: Some(&**backend), request: &exchange }.run(),
+            }
+        };
+        exchanged.map_err(|error| backend.fail(error).about(|| call.collective.operation().to_string()))?;
         let name = |rank: usize| backend.origin(Rank(rank as u32));
         let describe = |word: u64| match Signature([word, 0, 0]).call() {
             Some(call) => {

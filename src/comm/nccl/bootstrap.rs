@@ -133,7 +133,7 @@ impl NcclBackend {
         let [_, world_size] = handle.rank_and_size(deadline)?;
         let origins = (0..world_size).map(Rank).collect();
         let domain = Arc::new(NcclDomain::new(control.clone(), on_gpu, is_own));
-        let control = control.map(Control::new).transpose()?;
+        let control = control.map(|host| Control::new(host, deadline)).transpose()?;
         let mut backend = Self::with(handle, origins, features, domain, control, deadline)?;
         let all = backend.gather(&features.to_words(), Purpose::INITIALIZE, deadline)?;
         backend.features = Features::common(&all);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::super::backend::{Backend, Control, SharedGraph};
 use super::handle::{ABORT_TIMEOUT, NcclHandle};
-use crate::cuda::{Graph, RankOnGpu, Visit};
-use crate::error::{Error, Result};
+use crate::cuda::{Graph, RankOnGpu, Visit, helper};
+use crate::error::{Error, ErrorKind, Result};
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 use crate::util::poller::Poller;
@@ -15,7 +15,12 @@ use crate::util::wait::LOOK;
 /// How long a thread may take to come out of NCCL when NCCL's abort flags are set.
 const COME_OUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The thread that looks after threads inside NCCL.
+/// How long the watchdog leaves an error to the threads that wait, which say what they waited for.
+/// It leaves the death of a peer to them for longer: this process may be about to end too.
+const FIND_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// The thread that looks after threads inside NCCL, compares the calls of ranks, and asks NCCL for
+/// errors.
 ///
 /// On a communicator that blocks, NCCL keeps a thread that enqueues a call until the call has its
 /// place, which may depend on other ranks. That thread can look at nothing meanwhile: not at its
@@ -26,7 +31,9 @@ static WATCHDOG: Poller = Poller::new("dcl-watchdog", LOOK);
 
 /// A communicator and everything that was split from it. An error of one ends all.
 pub(super) struct NcclDomain {
-    ended: OnceLock<Error>,
+    ended: OnceLock<End>,
+    /// Since when the watchdog has seen that the domain has to end.
+    must_end: Mutex<Option<Instant>>,
     handles: Mutex<Vec<Weak<NcclHandle>>>,
     /// Recorded runs of these communicators. NCCL does not destroy a communicator before its
     /// graphs.
@@ -44,10 +51,19 @@ pub(super) struct NcclDomain {
     process: ProcessGuard,
 }
 
+/// The end of a domain on this rank.
+struct End {
+    error: Error,
+    since: Instant,
+    /// Whether the thread that ended it was recording work into a graph.
+    in_capture: bool,
+}
+
 impl NcclDomain {
     pub(super) fn new(control: Option<Arc<dyn Backend>>, rank: Option<RankOnGpu>, is_own: bool) -> Self {
         NcclDomain {
             ended: OnceLock::new(),
+            must_end: Mutex::default(),
             handles: Mutex::default(),
             graphs: Mutex::default(),
             controls: Mutex::default(),
@@ -66,7 +82,7 @@ impl NcclDomain {
     pub(super) fn check(&self) -> Result<()> {
         // In a forked child, threads that do not exist there may hold NCCL's locks and ours.
         self.process.check("a communicator")?;
-        if let Some(error) = self.ended.get() {
+        if let Some(error) = self.ended() {
             return Err(error.clone());
         }
         self.control.as_ref().map_or(Ok(()), |control| control.check_peers())
@@ -74,12 +90,19 @@ impl NcclDomain {
 
     /// The error that ended the domain on this rank.
     pub(super) fn ended(&self) -> Option<&Error> {
-        self.ended.get()
+        self.ended.get().map(|end| &end.error)
     }
 
-    /// The error that NCCL has met on any of the communicators.
-    pub(super) fn asynchronous_error(&self) -> Result<()> {
-        lock(&self.handles).iter().filter_map(Weak::upgrade).try_for_each(|handle| handle.asynchronous_error())
+    /// The error that NCCL has met on any of the communicators. The watchdog asks for it, and
+    /// nobody else, because a wait that asks often would ask each communicator; but it does not
+    /// touch communicators of the caller's.
+    fn asynchronous_error(&self) -> Result<()> {
+        living(&self.handles).try_for_each(|handle| handle.asynchronous_error())
+    }
+
+    /// [`asynchronous_error`](Self::asynchronous_error), if the caller owns the communicators.
+    pub(super) fn borrowed_error(&self) -> Result<()> {
+        if self.is_own { Ok(()) } else { self.asynchronous_error() }
     }
 
     /// Has the watchdog look after a communicator of the domain.
@@ -88,12 +111,16 @@ impl NcclDomain {
             push(&self.controls, control);
         }
         let is_first = push(&self.handles, handle) == 1;
-        if is_first && (handle.is_blocking || control.is_some()) {
+        if is_first && self.is_own {
             let domain = Arc::downgrade(self);
             let added = WATCHDOG.add(move || domain.upgrade().inspect(|domain| domain.watch()).is_some());
             if let Err(error) = added {
                 crate::util::log::event!(WARN, "no thread to look after calls of NCCL: {error}");
             }
+        }
+        // The domain may have ended while the communicator was made.
+        if self.ended.get().is_some() {
+            handle.begin_abort();
         }
     }
 
@@ -106,46 +133,53 @@ impl NcclDomain {
     /// time, until they are aborted. A thread that records work into a graph does not wait: NCCL
     /// frees no communicator of which a capture has recorded a call.
     pub(super) fn end(&self, error: Error) {
-        let handles = self.abandon(error);
-        if Visit::is_recording() {
-            return;
+        self.abandon(error);
+        // Whichever thread has begun the aborts.
+        if let Some(End { since, in_capture: false, .. }) = self.ended.get()
+            && !Visit::is_recording()
+            && self.process.is_current()
+        {
+            living(&self.handles).for_each(|handle| handle.wait_for_abort(*since + ABORT_TIMEOUT));
         }
-        let deadline = Instant::now() + ABORT_TIMEOUT;
-        handles.iter().for_each(|handle| handle.wait_for_abort(deadline));
     }
 
     /// [`end`](Self::end) for a drop: waits for nothing. Helper threads abort the communicators,
     /// and stay behind if an abort hangs. Memory that a communicator may still use is freed by the
-    /// device's thread for deferred release, which waits for the GPU first. Returns the
-    /// communicators, whose aborts have begun. (Together: one may wait for what another
-    /// communicator still does on the GPU.)
-    pub(super) fn abandon(&self, error: Error) -> Vec<Arc<NcclHandle>> {
+    /// device's thread for deferred release, which waits for the GPU first. (Together: one may wait
+    /// for what another communicator still does on the GPU.)
+    pub(super) fn abandon(&self, error: Error) {
         if let Some(control) = &self.control {
             control.abort(error.kind(), &error.to_string());
         }
         // A forked child has none of its parent's communicators and graphs.
-        if self.ended.set(error).is_err() || !self.process.is_current() {
-            return Vec::new();
+        let end = End { error, since: Instant::now(), in_capture: Visit::is_recording() };
+        if self.ended.set(end).is_err() || !self.process.is_current() {
+            return;
         }
         // Before the graphs: a thread that is stuck in the launch of one may hold the driver's
         // lock.
-        let handles: Vec<_> = lock(&self.handles).iter().filter_map(Weak::upgrade).collect();
-        handles.iter().for_each(|handle| handle.begin_abort());
-        for graph in lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()) {
-            // A graph that is being launched is destroyed with its context.
-            if let Ok(mut graph) = graph.try_lock() {
-                *graph = None;
-            }
+        living(&self.handles).for_each(|handle| handle.begin_abort());
+        let graphs: Vec<_> = lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()).collect();
+        if graphs.is_empty() {
+            return;
         }
-        handles
+        helper::detach("the graphs of a communicator that has ended", move || {
+            for graph in graphs {
+                // A graph that is being launched is destroyed with its context.
+                if let Ok(mut graph) = graph.try_lock() {
+                    *graph = None;
+                }
+            }
+        });
     }
 
     /// For the watchdog: if a thread stays too long inside one of the communicators, or a peer has
     /// failed or made another call meanwhile, has it come out. The call then fails, which ends the
     /// domain. If the thread does not come out, ends the domain here; also if no thread is inside,
-    /// because what a peer does not do may keep the GPU busy forever.
+    /// because what a peer does not do may keep the GPU busy forever, and if NCCL has met an error.
     fn watch(&self) {
-        let alive = || self.check().and_then(|()| living(&self.controls).try_for_each(|control| control.check()));
+        let alive =
+            || self.check().and_then(|()| living(&self.controls).try_for_each(|control| control.compare_calls()));
         let mut is_inside = false;
         for handle in living(&self.handles) {
             let Some((error, since)) = handle.throw_out(alive) else {
@@ -156,10 +190,16 @@ impl NcclDomain {
                 self.abandon(error.clone());
             }
         }
-        if let Err(error) = alive()
-            && !is_inside
-            && self.ended.get().is_none()
-        {
+        let (error, patience) = match (alive(), self.asynchronous_error()) {
+            (Err(error), _) if error.kind() == ErrorKind::PeerLost => (error, COME_OUT_TIMEOUT),
+            (Err(error), _) | (Ok(()), Err(error)) => (error, FIND_TIMEOUT),
+            (Ok(()), Ok(())) => return,
+        };
+        if is_inside || self.ended.get().is_some() {
+            return;
+        }
+        let since = *lock(&self.must_end).get_or_insert_with(Instant::now);
+        if since.elapsed() >= patience {
             self.abandon(error);
         }
     }

@@ -25,7 +25,7 @@ use crate::cuda::helper::{self, Aside, Sent};
 use crate::cuda::{Device, Ended, gpu_wait};
 use crate::error::{Error, Result};
 use crate::util::interrupt;
-use crate::util::wait::Wait;
+use crate::util::wait::{LOOK, Wait};
 
 /// How long an abort may take. NCCL's is known to hang (pytorch #119215, nccl #829 and #1013).
 pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,8 +84,20 @@ impl NcclHandle {
         let result = match wait_for(&aside, library.can_block(), true, deadline, alive) {
             Ok(result) => result?,
             Err(error) => {
-                if let Some(handle) = handle() {
-                    handle.leave_inside(handle.hold(deadline)?, aside, || ());
+                match handle() {
+                    Some(handle) => handle.leave_inside(handle.hold(deadline)?, aside, || ()),
+                    // NCCL has not written it yet, and may wait for other ranks when it has.
+                    None => {
+                        let device = Arc::clone(device);
+                        helper::detach("a communicator that is made in vain", move || {
+                            while !aside.has_returned(LOOK) && new.get().is_none() {}
+                            let Some(raw) = new.get() else { return };
+                            let handle = Self::new(library, &device, raw);
+                            if let Ok(stage) = handle.hold(Instant::now() + ABORT_TIMEOUT) {
+                                handle.leave_inside(stage, aside, || ());
+                            }
+                        });
+                    }
                 }
                 return Err(error);
             }

@@ -75,7 +75,7 @@ pub(crate) struct NcclBackend {
     stand_in: DeviceMemory,
     /// NCCL's reductions for averages of each of `AVERAGED`, once they are made.
     averages: [OnceLock<ncclRedOp_t>; 4],
-    /// The number of collectives so far that errors count; see [`Purpose::is_counted`].
+    /// The number of collectives that errors count, without a control communicator.
     counted: AtomicU64,
     /// The rank lock: held during a call.
     state: Mutex<RankState>,
@@ -108,7 +108,7 @@ impl NcclBackend {
         let state = &mut *self.lock(request.deadline).map_err(|e| request.label(e))?;
         self.domain.check().map_err(|e| request.label(e))?;
         // The number of this collective, or else of the next that is counted.
-        let number = self.counted.load(Ordering::Relaxed) + 1;
+        let number = self.counter().load(Ordering::Relaxed) + 1;
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
@@ -143,14 +143,19 @@ impl NcclBackend {
 
     /// Says what NCCL gets next, which compares nothing. From here on the call is counted.
     fn note(&self, request: &Request<'_>) {
-        let is_counted = request.call.purpose.is_counted();
-        let number = self.counted.fetch_add(u64::from(is_counted), Ordering::Relaxed) + 1;
-        let Some(control) = &self.control else { return };
         let call = match request.blocks {
             Some(_) => request.call.for_purpose(Purpose::LIST),
             None => request.call,
         };
-        control.note_call(call, request.run, number);
+        match &self.control {
+            Some(control) => control.note_call(call, request.run),
+            None => drop(self.counted.fetch_add(u64::from(call.purpose.is_counted()), Ordering::Relaxed)),
+        }
+    }
+
+    /// The number of collectives so far that errors count.
+    fn counter(&self) -> &AtomicU64 {
+        self.control.as_ref().map_or(&self.counted, |control| &control.counted)
     }
 
     /// `all_reduce(sum) of 12 float32 (collective 3 of ranks 0 and 2)`.
@@ -300,11 +305,11 @@ impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
         self.domain.check()?;
         self.compare_calls()?;
-        self.domain.asynchronous_error()
+        self.domain.borrowed_error()
     }
 
     fn compare_calls(&self) -> Result<()> {
-        self.control.as_ref().map_or(Ok(()), |control| control.check())
+        self.control.as_ref().map_or(Ok(()), |control| control.compare_calls())
     }
 
     fn fail(&self, error: Error) -> Error {
@@ -376,10 +381,7 @@ impl Backend for NcclBackend {
     fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
         self.domain.check()?;
         match &self.control {
-            Some(control) => {
-                self.note(&Request::barrier(Purpose::MONITORED_BARRIER, deadline));
-                control.monitored_barrier(deadline).map_err(|error| self.fail(error))
-            }
+            Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
             None => bail!(
                 Unsupported,
                 "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \
@@ -469,7 +471,7 @@ impl Backend for NcclBackend {
         match interrupt::check_may_wait() {
             Ok(()) => self.domain.end(error),
             // The interrupt hook aborts, perhaps in a wait of a thread that is inside NCCL.
-            Err(_) => drop(self.domain.abandon(error)),
+            Err(_) => self.domain.abandon(error),
         }
     }
 }

@@ -46,6 +46,7 @@
  *                                    time
  *   fifo=N                           a collective keeps its caller as long as N of the
  *                                    communicator wait for the GPU
+ *   late_handle=MS                   ncclCommInitRankConfig writes the communicator so much later
  *   never_in_progress                no function does: the library's thread is always faster
  *   fail=FUNCTION:NTH:RESULT[:RANK]  the nth call (from 1; of that rank, or of all ranks) fails,
  *                                    and so does the communicator; ncclInvalidArgument (4) does

@@ -172,6 +172,8 @@ static ncclResult_t initialize(
     TRY(read_config(given, &config));
     struct communicator *communicator = communicator_new(NULL, rank, NULL, config.blocking != 0);
     ncclResult_t result = take_device(communicator);
+    int milliseconds = script_late_handle();
+    nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000L}, NULL);
     pthread_mutex_lock(&lock);
     bool seated = result == ncclSuccess && take_seat(communicator, id, size);
     if (seated)

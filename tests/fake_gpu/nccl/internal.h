@@ -49,6 +49,8 @@ bool script_has(const char *flag);
 int script_in_progress(const char *function);
 /* How many collectives may wait for the GPU, or -1. */
 int script_fifo(void);
+/* After how many milliseconds a communicator that is made is written. */
+int script_late_handle(void);
 /* The result with which the call is to fail, or ncclSuccess. */
 ncclResult_t script_failure(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);
 bool script_stall(const char *function, uint64_t calls, uint64_t calls_of_rank, int rank);

@@ -52,6 +52,7 @@ static bool is_known(const struct rule *rule) {
         {"hang_abort", false, 0, 0},
         {"null_window", false, 0, 0},
         {"fifo", false, 1, 1},
+        {"late_handle", false, 1, 1},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(known[i].name, rule->name) == 0 && known[i].function == (rule->function[0] != '\0')
@@ -101,6 +102,11 @@ int script_in_progress(const char *function) {
 int script_fifo(void) {
     const struct rule *rule = next_rule("fifo", NULL);
     return rule != NULL ? (int)rule->numbers[0] : -1;
+}
+
+int script_late_handle(void) {
+    const struct rule *rule = next_rule("late_handle", NULL);
+    return rule != NULL ? (int)rule->numbers[0] : 0;
 }
 
 /* Whether the rule, whose rank is its number `rank_at` if it has so many, means this call. */

@@ -8,6 +8,7 @@ use distcollective::comm::{BackendKind, Operands};
 use distcollective::{Buffer, Communicator, DataType, Rank, ReduceOperation, Result};
 use fake_gpu::Variant;
 
+use super::libraries::nccl_calls;
 use super::{Child, communicators, cuda_stream, needs_test_libraries};
 use crate::ranks::{DEADLINE, on_communicators};
 
@@ -32,6 +33,14 @@ pub fn play(name: &str, ranks: u32) {
                     .expect_err("it cannot be made")
             );
             assert!(begin.elapsed() < Duration::from_secs(5), "it is bounded");
+        }
+        "init in vain" => {
+            play("init", ranks);
+            let end = Instant::now() + DEADLINE;
+            while nccl_calls("ncclCommAbort") < ranks as usize {
+                assert!(Instant::now() < end, "a communicator is left behind");
+                std::thread::yield_now();
+            }
         }
         "sum" => sums(ranks, |communicator| communicator.all_reduce(&mut [1f32], ReduceOperation::Sum)),
         "sum and abort" => {
@@ -116,6 +125,8 @@ fn a_communicator_that_cannot_be_made_is_an_error_in_time() {
     says("faults init", 2, lasting, &["ncclCommInitRankConfig has not returned by the deadline"]);
     says_on(Variant::Old, "faults init", 2, lasting, &["was still in progress at the deadline"]);
     says_on(Variant::Old, "faults init", 2, "stall=ncclCommInitRankConfig:1:0", &["has not returned by the deadline"]);
+    // NCCL writes the communicators after the deadline.
+    says("faults init in vain", 2, "late_handle=1500", &["ncclCommInitRankConfig has not returned by the deadline"]);
     says("faults init", 2, "fail=ncclGetUniqueId:1:2", &["ncclGetUniqueId: NCCL says ncclSystemError"]);
 }
 

@@ -26,6 +26,7 @@ pub fn play(name: &str, ranks: u32) {
         "borrowed" => borrowed(ranks),
         "groups" => on_gpus(ranks, |communicator| groups(&communicator)),
         "ended" => ended(ranks),
+        "ahead" => replays_ahead(ranks),
         "differing_buffers" => differing(ranks, differing_buffers),
         "differing_contexts" => differing(ranks, differing_contexts),
         "differing_captures" => differing(ranks, |rank| differing_captures(rank, false)),
@@ -269,6 +270,38 @@ fn borrowed(ranks: u32) {
     });
 }
 
+/// Rank 0 enqueues many replays before rank 1 begins the first.
+fn replays_ahead(ranks: u32) {
+    let barrier = Arc::new(Barrier::new(ranks as usize));
+    on_gpus(ranks, move |communicator| {
+        let mut runner = Runner::new(&communicator, true)?;
+        let (x, mut y) = (runner.tensor(4)?, runner.tensor(4)?);
+        let mut enqueue = || {
+            let mut bindings = runner.context.create_bindings();
+            // SAFETY: the tensors outlive the runs, which are waited for below and write the same
+            // values, one after the other in the stream.
+            unsafe {
+                bindings.bind_address("x", x.as_ptr().cast_mut(), 16)?;
+                bindings.bind_address("y", y.as_mut_ptr(), 16)?;
+            }
+            runner.enqueue(bindings)
+        };
+        for _ in 0..2 {
+            enqueue()?.wait()?;
+        }
+        if communicator.rank() == Rank(1) {
+            barrier.wait();
+        }
+        let works = (0..100).map(|_| enqueue()).collect::<Result<Vec<_>>>()?;
+        if communicator.rank() == Rank(0) {
+            barrier.wait();
+        }
+        works.into_iter().try_for_each(|work| work.wait().map(drop))?;
+        assert_eq!(runner.counts(), [1, 100, 1]);
+        Ok(())
+    });
+}
+
 /// What a rank of a disagreement has: its communicator, and where ranks meet without NCCL.
 struct Differing {
     communicator: Communicator,
@@ -376,6 +409,11 @@ fn buffers_that_alternate_are_replayed() {
 #[test]
 fn ranks_replay_what_they_recorded_together() {
     plays("uneven", &[1, 2, 3]);
+}
+
+#[test]
+fn a_replay_waits_for_no_rank() {
+    plays("ahead", &[2]);
 }
 
 #[test]

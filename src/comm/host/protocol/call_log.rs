@@ -7,7 +7,9 @@
 //! looks for the first one. A rank whose peer is further ahead than the records compares the digest
 //! of every [`INTERVAL`]th call.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::report;
 use super::segment::Segment;
@@ -20,12 +22,13 @@ use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU64, Ordering, Published, fence};
 use crate::util::text::list_ranks;
+use crate::util::wait::Wait;
 
 /// The digest of every so many calls is kept longer than the call's record.
-const INTERVAL: u64 = if cfg!(loom) { 4 } else { 1024 };
+const INTERVAL: u64 = if cfg!(loom) { 2 } else { 1024 };
 
 /// How many digests are kept longer than records.
-const DIGESTS: usize = if cfg!(loom) { 2 } else { 512 };
+const DIGESTS: usize = if cfg!(loom) { 8 } else { 512 };
 
 /// How many records a log of messages has.
 const MESSAGES: usize = if cfg!(loom) { 2 } else { 64 };
@@ -98,11 +101,11 @@ fn chain(digest: u64, signature: Signature) -> u64 {
     signature.0.into_iter().fold(digest.wrapping_add(1), mix)
 }
 
-/// One log. Only one rank adds to it, one thread at a time.
+/// One log (invariant 27).
 struct Log {
     last: Shared<Last>,
     /// The digest of call `c` is at `c / INTERVAL`, modulo their number, if `INTERVAL` divides `c`.
-    digests: Shared<[Digests]>,
+    digests: Option<Shared<[Digests]>>,
     records: Shared<[Record]>,
 }
 
@@ -116,7 +119,7 @@ impl Log {
         let digests_at = offset + size_of::<Last>();
         Log {
             last: Shared::new(memory, offset),
-            digests: Shared::slice(memory, digests_at, digests / 8),
+            digests: (digests > 0).then(|| Shared::slice(memory, digests_at, digests / 8)),
             records: Shared::slice(memory, digests_at + digests * size_of::<u64>(), records),
         }
     }
@@ -164,14 +167,14 @@ impl Log {
     }
 
     fn kept_digest(&self, sequence: u64) -> Option<&AtomicU64> {
-        let count = 8 * self.digests.len() as u64;
-        let place = (sequence / INTERVAL).checked_rem(count)? as usize;
-        Some(&self.digests[place / 8].0[place % 8])
+        let digests = self.digests.as_ref()?;
+        let place = (sequence / INTERVAL) as usize % (8 * digests.len());
+        Some(&digests[place / 8].0[place % 8])
     }
 
     /// The digest of a call that [`INTERVAL`] divides, if it is kept.
     fn read_digest(&self, sequence: u64) -> Option<u64> {
-        let replaced_by = sequence + INTERVAL * 8 * self.digests.len() as u64;
+        let replaced_by = sequence + INTERVAL * DIGESTS as u64;
         let kept = self.kept_digest(sequence).filter(|_| self.last() >= sequence)?;
         let digest = kept.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
@@ -294,8 +297,8 @@ impl CallLogs {
             }
             (Difference::At(last) | Difference::Between(_, last), _) => error!(
                 Disagreement,
-                "{} disagree on one of calls {first} to {last} of this communicator, and are now too far apart to say on \
-                 which",
+                "{} disagree on one of the calls {first} to {last} of this communicator, the library's own included, and are \
+                 now too far apart to say on which",
                 list_ranks([self.rank.min(peer), self.rank.max(peer)].map(|rank| self.name(rank).0))
             ),
         }
@@ -329,18 +332,16 @@ impl CallLogs {
     }
 }
 
-/// Compares two logs from where they are known to be the same. Returns whether they are the same to
-/// the end of the first one.
-fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<bool, Difference> {
-    let (own, mut known) = (logs[0].last(), compared.load(Ordering::Relaxed));
+/// Compares two logs from where they are known to be the same.
+fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<(), Difference> {
+    let (own, known) = (logs[0].last(), compared.load(Ordering::Relaxed));
     if known < own {
         let last = own.min(logs[1].last());
         if known < last {
-            known = compare(logs, known, last)?;
-            compared.fetch_max(known, Ordering::Relaxed);
+            compared.fetch_max(compare(logs, known, last)?, Ordering::Relaxed);
         }
     }
-    Ok(known >= own)
+    Ok(())
 }
 
 impl CallLog for CallLogs {
@@ -360,15 +361,12 @@ impl CallLog for CallLogs {
         }
     }
 
-    fn compare(&self) -> Result<Option<Rank>> {
-        let (this, mut behind) = (self.rank, None);
-        let own = self.of(this);
+    fn compare(&self) -> Result<()> {
+        let (this, own) = (self.rank, self.of(self.rank));
         for (peer, [calls, sent, received]) in self.segment.ranks().zip(&self.compared) {
             let of_peer = self.of(peer);
-            let is_same = peer == this
-                || advance([&own.calls, &of_peer.calls], calls).map_err(|found| self.calls_differ(peer, &found))?;
-            if !is_same {
-                behind = behind.or(Some(self.name(peer)));
+            if peer != this {
+                advance([&own.calls, &of_peer.calls], calls).map_err(|found| self.calls_differ(peer, &found))?;
             }
             if let (Some(one), Some(other)) = (own.messages_to(peer), of_peer.messages_from(this)) {
                 let differ = |found| self.messages_differ([this, peer], [one, other], &found);
@@ -379,7 +377,33 @@ impl CallLog for CallLogs {
                 advance([one, other], received).map_err(differ)?;
             }
         }
-        Ok(behind)
+        Ok(())
+    }
+
+    fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()> {
+        let latest = self.of(self.rank).calls.last();
+        let behind = || self.segment.ranks().filter(|peer| self.of(*peer).calls.last() < latest);
+        let list = || list_ranks(behind().map(|peer| self.name(peer).0));
+        let warning =
+            |seconds| format!("rank {}: {what} has waited for {seconds} s for {}", self.name(self.rank), list());
+        let mut wait = Wait::until(deadline).warning(&warning);
+        loop {
+            // A rank that has come and left since is not lost.
+            let gone: Vec<_> = self.segment.ranks().filter(|peer| self.segment.is_gone(*peer)).collect();
+            self.compare()?;
+            if behind().next().is_none() {
+                return Ok(());
+            }
+            self.segment.domain.check()?;
+            if let Some(lost) = behind().find(|peer| gone.contains(peer)) {
+                let how = self.segment.how_gone(&[lost]);
+                return Err(error!(PeerLost, "{what}: rank {} {how} while this rank waited", self.name(lost)));
+            }
+            wait.pause().map_err(|stopped| {
+                let late = format_args!("{what}: {} did not arrive before the deadline", list());
+                stopped.error(format_args!("while {what} waited for {}", list()), late)
+            })?;
+        }
     }
 }
 
@@ -424,6 +448,9 @@ mod tests {
                     assert_eq!((logged.signature, logged.number), (sum_of(sequence as usize), sequence));
                 }
             }
+            if let Some(digest) = log.read_digest(2) {
+                assert_eq!(digest, chain(chain(0, sum_of(1)), sum_of(2)));
+            }
             writer.join().expect("no panic");
         });
     }
@@ -441,11 +468,10 @@ mod tests {
                     rank.compare().expect("the same");
                 }
             }
-            assert_eq!(ranks[2].compare().expect("the same"), None);
             for rank in [&ranks[0], &ranks[1]] {
                 rank.add(sum_of(7), 10_001);
             }
-            assert_eq!(ranks[0].compare().expect("rank 2 has not come"), Some(Rank(2)));
+            ranks[0].compare().expect("rank 2 has not come");
             ranks[2].add(sum_of(8), 10_001);
             ranks[2].add(sum_of(9), 10_002);
             for rank in &ranks {
@@ -480,7 +506,7 @@ mod tests {
             let most = call_count(2) as u64;
             for (odd, last, text) in [
                 (None, most + 5000, None),
-                (Some(1500), 3000, Some("ranks 0 and 1 disagree on one of calls 1025 to 2048 of")),
+                (Some(1500), 3000, Some("ranks 0 and 1 disagree on one of the calls 1025 to 2048 of")),
                 (Some(3000), 3000, None),
             ] {
                 let ranks = logs(2);
@@ -491,11 +517,33 @@ mod tests {
                     ranks[1].add(sum_of(if Some(call) == odd { 0 } else { call as usize }), call);
                 }
                 match (ranks[1].compare(), text) {
-                    (Ok(behind), None) => assert_eq!(behind, Some(Rank(0)), "the latest calls are not compared yet"),
+                    // The latest calls are not compared yet.
+                    (Ok(()), None) => {}
                     (Err(error), Some(text)) => assert!(error.to_string().starts_with(text), "{error}"),
                     (result, _) => panic!("{result:?}, expected {text:?}"),
                 }
             }
+        }
+
+        /// A rank waits until its peers have come to its latest call, and for no other.
+        #[test]
+        fn a_wait_ends_with_what_the_peers_do() {
+            let ranks = logs(3);
+            ranks.iter().for_each(|rank| rank.add(sum_of(1), 1));
+            let wait = |rank: usize, deadline| ranks[rank].wait_for_peers(&"capture", deadline);
+            wait(0, Instant::now()).expect("all are there");
+            ranks[0].add(sum_of(2), 2);
+            let late = wait(0, Instant::now()).expect_err("two are not");
+            assert_eq!(late.to_string(), "capture: ranks 1 and 2 did not arrive before the deadline");
+            let far = Instant::now() + std::time::Duration::from_secs(10);
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| wait(0, far));
+                // Further ahead than the records: it has come.
+                (0..3 * call_count(3) as u64).for_each(|_| ranks[1].add(sum_of(2), 2));
+                ranks[2].segment.leave(GroupRank(2));
+                let lost = waiting.join().expect("no panic").expect_err("rank 2 has left");
+                assert_eq!(lost.to_string(), "capture: rank 2 left the communicator while this rank waited");
+            });
         }
 
         /// Messages are compared with the receiver's, however far one is ahead.
@@ -521,7 +569,7 @@ mod tests {
                     ranks[0].add_message(&message(send, number));
                     ranks[1].add_message(&message(receive, number));
                     if number <= 50 {
-                        ranks.iter().for_each(|rank| assert_eq!(rank.compare().expect("the same"), None));
+                        ranks.iter().for_each(|rank| rank.compare().expect("the same"));
                     }
                 }
                 ranks[0].add_message(&message(send, 70));
@@ -552,7 +600,7 @@ mod tests {
             let ranks: Vec<CallLogs> = [(0, first), (1, second)].map(of_rank).into();
             for call in 1..=5000 {
                 ranks.iter().for_each(|rank| rank.add(sum_of(call as usize), call));
-                assert_eq!(ranks[call as usize % 2].compare().expect("the same"), None);
+                ranks[call as usize % 2].compare().expect("the same");
             }
             ranks[0].add(sum_of(1), 5001);
             ranks[1].add(sum_of(2), 5001);
@@ -579,7 +627,7 @@ mod tests {
                     });
                 }
             });
-            ranks.iter().for_each(|rank| assert_eq!(rank.compare().expect("the same"), None));
+            ranks.iter().for_each(|rank| rank.compare().expect("the same"));
         }
     }
 }

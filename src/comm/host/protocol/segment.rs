@@ -393,8 +393,12 @@ mod tests {
             let group = Segment::memory_size(0, members, true);
             assert_eq!(group.resident, 128 + 2304 * members);
             let rings = members * members * ring_len(members);
-            let eager = members * EAGER_LEN;
-            let stages = group.byte_len - rings - eager - group.resident.next_multiple_of(rustix::param::page_size());
+            let (eager, logs) = (members * EAGER_LEN, members * logs_len(members));
+            if members <= 32 {
+                assert_eq!(logs_len(members), (266_304 + 8320 * members).next_multiple_of(rustix::param::page_size()));
+            }
+            let stages =
+                group.byte_len - rings - eager - logs - group.resident.next_multiple_of(rustix::param::page_size());
             assert_eq!(stages, members * staging);
             let world = Segment::memory_size(AbortDomain::byte_len(members as u32), members, true);
             assert_eq!(world.resident, 2304 + 2432 * members);
