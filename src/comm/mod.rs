@@ -421,7 +421,9 @@ impl Communicator {
     /// A buffer of zeros in memory that all ranks reach, so that collectives on it need no copy; on
     /// GPUs, memory that NCCL allocates. Every rank asks for the same number of bytes. The buffer
     /// works in communicators split from this one too, and in every other call. Dropping
-    /// it frees this rank's memory, whatever the other ranks do with theirs. Collective.
+    /// it frees this rank's memory, whatever the other ranks do with theirs. Memory that was in a
+    /// call which a CUDA graph has captured stays for later buffers of its length, until the
+    /// communicators have ended. Collective.
     ///
     /// # Errors
     ///

@@ -122,6 +122,9 @@ impl Bindings {
     /// be longer than the tensor, whose elements are at its beginning, so that memory for the
     /// longest shape stays bound. A null address unbinds.
     ///
+    /// A context does not record runs on GPU memory that cudaMalloc has not made, because other
+    /// pages may come to its address.
+    ///
     /// # Safety
     ///
     /// The memory is `byte_len` initialized bytes until the tensor is bound again or the bindings
@@ -208,7 +211,7 @@ impl Bindings {
         }
         self.inner.checked = None;
         self.fill(engine, setup)?;
-        setup.check(&self.inner.io, stream)?;
+        setup.check(&mut self.inner.io, stream)?;
         let (setup, process) = (Arc::downgrade(setup), ProcessGuard::current());
         self.inner.checked = Some(PassedChecks { setup, is_cuda, process });
         Ok(())

@@ -28,7 +28,7 @@ impl Setup {
     }
 
     /// Checks what the caller bound, before anything moves.
-    pub(super) fn check(&self, io: &RunIo, stream: &Stream) -> Result<()> {
+    pub(super) fn check(&self, io: &mut RunIo, stream: &Stream) -> Result<()> {
         let engine = &*self.binding.engine;
         let shapes = self.shapes.tensors(engine)?;
         if self.binding.communicator.is_none()
@@ -50,7 +50,23 @@ impl Setup {
             self.check_tensor(index, &shape, &io.tensors[index], (space, is_enqueued))
                 .map_err(|e| e.about(|| format!("{} {:?}", tensor.mode.name(), tensor.name)))?;
         }
-        self.check_overlap(io)
+        self.check_overlap(io)?;
+        self.find_unknown(io);
+        Ok(())
+    }
+
+    /// Finds, for graphs, the caller's memory that is not of cuMemAlloc: he may map other pages to
+    /// its addresses. NCCL registers such memory by its addresses in a capture, and reaches the old
+    /// pages later.
+    fn find_unknown(&self, io: &mut RunIo) {
+        let stream = self.binding.communicator.as_ref().and_then(|set| set.as_backend().default_stream());
+        let Some(stream) = stream.filter(|_| self.binding.graphs.is_recording) else { return };
+        for (raw, used) in io.tensors.iter_mut().zip(&self.binding.used) {
+            let raw = raw.as_mut().filter(|raw| *used && raw.space != MemorySpace::Host && raw.generation == 0);
+            if let Some(raw) = raw.filter(|raw| raw.byte_len > 0 && !stream.device().has_allocated(raw.address)) {
+                raw.generation = RawTensor::UNKNOWN;
+            }
+        }
     }
 
     fn check_tensor(

@@ -282,7 +282,7 @@ impl ExecutionContext {
         self.scratch.clear();
         let bound = self.bind_views(inputs, outputs);
         let setup = &self.setup;
-        let checked = bound.and_then(|()| setup.check(&self.scratch, &Stream::inline()));
+        let checked = bound.and_then(|()| setup.check(&mut self.scratch, &Stream::inline()));
         let result = checked.inspect_err(|error| self.refused(error, &Stream::inline())).and_then(|()| {
             let deadline = setup.binding.deadline(self.timeout);
             // SAFETY: just checked, and the views borrow their memory until this function returns.

@@ -16,6 +16,7 @@ use crate::cuda::{CudaStream, Graph};
 use crate::dist_collective::SET_COMMUNICATOR;
 use crate::engine::EngineInner;
 use crate::error::{Result, bail, error};
+use crate::memory::RawTensor;
 use crate::tensor::MemorySpace;
 use crate::util::lock;
 use crate::util::log::event;
@@ -130,12 +131,14 @@ impl KeptGraph {
         self.shapes.as_ref().is_some_and(has_shapes) && memory_of(io).eq(self.memory.iter().copied())
     }
 
-    /// From now on it is for this run.
+    /// From now on it is for this run, or for none if other memory may come to the run's addresses
+    /// unnoticed.
     fn begin(&mut self, shapes: &Arc<Shapes>, io: &RunIo) {
         *lock(&self.graph) = None;
-        self.shapes = Some(Arc::clone(shapes));
         self.memory.clear();
         self.memory.extend(memory_of(io));
+        let is_known = self.memory.iter().all(|(_, generation)| *generation != RawTensor::UNKNOWN);
+        self.shapes = is_known.then(|| Arc::clone(shapes));
     }
 }
 

@@ -3,6 +3,7 @@
 //! Where several ranks of the process share the GPU, dropped memory is kept for the next allocation
 //! of its size, until an allocation fails or the other ranks have gone (see `ranks`).
 
+use std::ffi::c_int;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::Device;
 use super::driver::check;
-use super::sys::{self, CUdeviceptr};
+use super::sys::{self, CUdeviceptr, CUresult};
 use crate::error::{Result, error};
 use crate::util::lock;
 
@@ -142,6 +143,16 @@ impl Device {
     pub(super) fn free_spare_memory(self: &Arc<Self>) {
         let of = Arc::clone(self);
         self.release_later("spare memory", move || of.free_if_alone());
+    }
+
+    /// Whether the memory is of cuMemAlloc, and not of pages that a program maps where it likes.
+    pub(crate) fn has_allocated(&self, address: *const u8) -> bool {
+        let Ok(_current) = self.enter() else { return false };
+        let (attribute, mut value) = (sys::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 0);
+        let to: *mut c_int = &raw mut value;
+        // SAFETY: writes one number.
+        let result = unsafe { sys::cuPointerGetAttribute(to.cast(), attribute, address as CUdeviceptr) };
+        result == CUresult::CUDA_SUCCESS && value == 1
     }
 
     fn free_if_alone(&self) -> Result<()> {

@@ -56,6 +56,7 @@ pub(super) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
 pub(super) const CU_GRAPH_USER_OBJECT_MOVE: c_uint = 1;
+pub(super) const CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: c_int = 10;
 
 /// `cuThreadExchangeStreamCaptureMode` writes one, so any number is allowed.
 #[derive(Clone, Copy)]
@@ -102,6 +103,7 @@ functions! {
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, byte_len: usize, stream: CUstream) -> CUresult;
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, byte_len: usize, stream: CUstream) -> CUresult;
     fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, byte_len: usize, stream: CUstream) -> CUresult;
+    fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: CUdeviceptr) -> CUresult;
     fn cuMemsetD8Async(to: CUdeviceptr, value: c_uchar, byte_len: usize, stream: CUstream) -> CUresult;
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> CUresult;

@@ -189,7 +189,7 @@ pub(crate) struct RawTensor {
     pub(crate) address: *mut u8,
     pub(crate) space: MemorySpace,
     /// A number that differs from that of other memory of a GPU at the same address; 0 for memory
-    /// of the caller.
+    /// of the caller. [`UNKNOWN`](Self::UNKNOWN) is not even equal to itself.
     pub(crate) generation: u64,
     pub(crate) byte_len: usize,
     /// A slice has a length but no shape.
@@ -197,6 +197,9 @@ pub(crate) struct RawTensor {
 }
 
 impl RawTensor {
+    /// The generation of memory whose pages the caller may replace: it is not known.
+    pub(crate) const UNKNOWN: u64 = u64::MAX;
+
     fn of_slice<T: Element>(address: *mut T, element_count: usize) -> Self {
         Self::flat(MemorySpace::Host, address.cast(), T::DATA_TYPE, element_count)
     }

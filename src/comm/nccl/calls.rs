@@ -382,6 +382,7 @@ impl Steps<'_> {
         raw: ncclComm_t,
     ) -> Result<ncclResult_t> {
         let Elements { data_type, block, .. } = elements;
+        self.backend.handle.windows.pool.note_call([input.addr(), output.addr()]);
         let (input, output, stream) = (input.cast_const().cast(), output.cast(), self.stream.as_ptr().cast());
         let root = collective.root().map_or(0, |root| root.0 as i32);
         let averaged = AVERAGED.iter().position(|&averaged| averaged == data_type);
@@ -483,6 +484,8 @@ impl Steps<'_> {
         unsafe {
             in_group(0..self.rank_count(), |peer| {
                 let (number, [given, taken]) = (peer as i32, pair(peer));
+                let named = given.into_iter().chain(taken).map(|(block, _)| block.addr());
+                self.backend.handle.windows.pool.note_call(named);
                 let mut result = ncclSuccess;
                 if let Some((from, len)) = given {
                     result = ncclSend(from, len, data_type, number, raw, stream);

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::access::{Access, Stage, Stay};
 use super::library::NcclLibrary;
+use super::pool::MemoryPool;
 use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
@@ -80,7 +81,8 @@ impl NcclHandle {
         })?;
         // NCCL writes the communicator before it waits for other ranks (ncclCommInitRankDev in
         // NCCL's `init.cc`), and leaves it there if that fails.
-        let handle = || new.get().map(|raw| Self::new(library, device, raw));
+        let pool = MemoryPool::new(device);
+        let handle = || new.get().map(|raw| Self::new(library, &pool, raw));
         let result = match wait_for(&aside, library.can_block(), true, deadline, alive) {
             Ok(result) => result?,
             Err(error) => {
@@ -88,11 +90,11 @@ impl NcclHandle {
                     Some(handle) => handle.leave_inside(handle.hold(deadline)?, aside, || ()),
                     // NCCL has not written it yet, and may wait for other ranks when it has.
                     None => {
-                        let device = Arc::clone(device);
+                        let pool = Arc::clone(&pool);
                         helper::detach("a communicator that is made in vain", move || {
                             while !aside.has_returned(LOOK) && new.get().is_none() {}
                             let Some(raw) = new.get() else { return };
-                            let handle = Self::new(library, &device, raw);
+                            let handle = Self::new(library, &pool, raw);
                             if let Ok(stage) = handle.hold(Instant::now() + ABORT_TIMEOUT) {
                                 handle.leave_inside(stage, aside, || ());
                             }
@@ -118,8 +120,9 @@ impl NcclHandle {
         let library = self.library;
         let color = color.map_or(NCCL_SPLIT_NOCOLOR, |color| color as i32);
         let new = NewCommunicator::default();
-        let device = Arc::clone(&self.device);
-        let child = move || new.get().map(|raw| Self::new(library, &device, raw));
+        // It is not known when a borrowed communicator ends.
+        let pool = if self.is_own { Arc::clone(&self.windows.pool) } else { MemoryPool::new(&self.device) };
+        let child = move || new.get().map(|raw| Self::new(library, &pool, raw));
         let split = move |parent| {
             let mut config = library.config();
             // SAFETY: the parent exists while it is locked; the other pointers are valid during the
@@ -139,14 +142,14 @@ impl NcclHandle {
         Ok(Some(child))
     }
 
-    fn new(library: &'static NcclLibrary, device: &Arc<Device>, raw: ncclComm_t) -> Self {
+    fn new(library: &'static NcclLibrary, pool: &Arc<MemoryPool>, raw: ncclComm_t) -> Self {
         NcclHandle {
             library,
-            device: Arc::clone(device),
+            device: Arc::clone(&pool.device),
             raw,
             is_own: true,
             is_blocking: library.can_block(),
-            windows: Windows::new(library, device),
+            windows: Windows::new(pool),
             access: Arc::new(Access::new()),
         }
     }
@@ -166,7 +169,7 @@ impl NcclHandle {
         // SAFETY: the caller's promise; writes one number.
         library.check("ncclCommCuDevice", unsafe { ncclCommCuDevice(raw, &mut ordinal) })?;
         let device = device(ordinal.max(0) as u32)?;
-        let (windows, access) = (Windows::new(library, &device), Arc::new(Access::new()));
+        let (windows, access) = (Windows::new(&MemoryPool::new(&device)), Arc::new(Access::new()));
         Ok(NcclHandle { library, device, raw, is_own: false, is_blocking: false, windows, access })
     }
 

@@ -100,6 +100,7 @@ impl NcclBackend {
                     let carried = message.element_count * message.data_type.carrier_count(None);
                     let (data_type, count) = nccl_type(message.data_type.carrier(None), carried);
                     let address = message.address.pointer.cast();
+                    self.handle.windows.pool.note_call([message.address.pointer.addr()]);
                     Ok(match message.direction {
                         Direction::Send(to) => ncclSend(address, count, data_type, to.0 as i32, raw, cuda_stream),
                         Direction::Receive(Some(from)) => {

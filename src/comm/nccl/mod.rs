@@ -13,6 +13,7 @@ mod group;
 mod handle;
 mod library;
 mod messages;
+mod pool;
 mod route;
 mod scratch;
 mod staging;
@@ -461,9 +462,7 @@ impl Backend for NcclBackend {
     }
 
     fn allocate_region(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
-        // A window is deregistered when nothing uses it any more. By then the owner of a borrowed
-        // communicator may have destroyed it.
-        self.symmetric_buffer(byte_len, self.features.has_windows && self.handle.is_own, deadline)
+        self.symmetric_buffer(byte_len, self.features.has_windows, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

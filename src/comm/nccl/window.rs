@@ -5,19 +5,21 @@
 //! deregister the same windows in the same order: a dropped window stays until the ranks meet to
 //! register another, or until the communicator ends.
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::NcclBackend;
 use super::handle::{Alive, NcclHandle};
-use super::library::NcclLibrary;
+use super::pool::{Block, MemoryPool};
 use super::sys::*;
 use crate::collective::Purpose;
+use crate::comm::backend::Backend;
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
-use crate::error::{ErrorKind, Result, bail, error};
+use crate::data_type::DataType;
+use crate::error::{ErrorKind, Result, bail};
 use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
 use crate::util::lock;
@@ -29,60 +31,36 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many windows the ranks look at when they meet: the bits of a word.
 const MOST_COMPARED: usize = i64::BITS as usize;
 
-/// The length of a buffer's memory: a multiple of a window's granularity, and at least one.
-fn registered_len(byte_len: usize) -> usize {
-    byte_len.max(1).next_multiple_of(NCCL_WIN_REQUIRED_ALIGNMENT)
-}
-
-/// Frees memory of NCCL's.
-///
-/// # Safety
-///
-/// ncclMemAlloc gave the memory, nothing uses it any more, no window of a living communicator is
-/// over it, and it is freed once. The device is current.
-unsafe fn free(library: &NcclLibrary, address: NonNull<u8>) -> Result<()> {
-    // SAFETY: the caller's promise.
-    library.check("ncclMemFree", unsafe { ncclMemFree(address.as_ptr().cast()) })
-}
-
 /// The windows of a communicator, and memory that it may still use. The handle has it, and so has
 /// what destroys or aborts the communicator: the last one frees the memory.
 pub(super) struct Windows {
-    library: &'static NcclLibrary,
-    device: Arc<Device>,
+    pub(super) pool: Arc<MemoryPool>,
     /// In the order in which the ranks registered them, which is the same on all ranks.
     registered: Mutex<Vec<Arc<Window>>>,
     /// Memory of which NCCL has not said that it is registered, or not any more: the call has
     /// failed, or has not returned.
-    unsettled: Mutex<Vec<UnfreedMemory>>,
+    unsettled: Mutex<Vec<Arc<Block>>>,
     /// The communicator was destroyed or aborted, and its windows went with it.
     is_over: AtomicBool,
 }
 
-/// An address, which is used only when the memory is freed.
-struct UnfreedMemory(NonNull<u8>);
-
-// SAFETY: NCCL takes the address from any thread.
-unsafe impl Send for UnfreedMemory {}
-
 /// A window, and the memory under it.
 struct Window {
     raw: NonNull<ncclWindow_vidmem>,
-    address: NonNull<u8>,
+    block: Arc<Block>,
     /// This rank does not use the memory any more, and neither does its GPU.
     is_dropped: AtomicBool,
 }
 
-// SAFETY: addresses, which NCCL takes from any thread.
+// SAFETY: NCCL takes the window from any thread.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
 
 impl Windows {
-    pub(super) fn new(library: &'static NcclLibrary, device: &Arc<Device>) -> Arc<Self> {
+    pub(super) fn new(pool: &Arc<MemoryPool>) -> Arc<Self> {
         Arc::new(Windows {
-            library,
-            device: Arc::clone(device),
+            pool: Arc::clone(pool),
             registered: Mutex::default(),
             unsettled: Mutex::default(),
             is_over: AtomicBool::new(false),
@@ -99,8 +77,8 @@ impl Windows {
     }
 
     /// Keeps memory until the communicator has ended.
-    fn keep(&self, address: NonNull<u8>) {
-        lock(&self.unsettled).push(UnfreedMemory(address));
+    fn keep(&self, block: &Arc<Block>) {
+        lock(&self.unsettled).push(Arc::clone(block));
     }
 
     /// Which of the oldest windows this rank has dropped, as bits; `None` without windows.
@@ -124,21 +102,15 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        // Otherwise NCCL may use the memory. A forked child has none.
-        if !*self.is_over.get_mut() || !self.device.is_here() {
-            return;
-        }
         let mut memory = std::mem::take(&mut *lock(&self.unsettled));
-        memory.extend(lock(&self.registered).drain(..).map(|window| UnfreedMemory(window.address)));
-        if memory.is_empty() {
-            return;
+        memory.extend(lock(&self.registered).drain(..).map(|window| Arc::clone(&window.block)));
+        // Otherwise NCCL may use the memory. A forked child has none.
+        if !*self.is_over.get_mut() || !self.pool.device.is_here() {
+            self.pool.leave_behind();
+            return std::mem::forget(memory);
         }
-        let library = self.library;
-        self.device.release_later("ncclMemFree", move || {
-            // SAFETY: the handle is dropped, to which all buffers had a reference; the communicator
-            // and its windows are gone, and the GPU has done the work on the memory.
-            memory.into_iter().try_for_each(|memory| unsafe { free(library, memory.0) })
-        });
+        // The handle is dropped, to which all buffers had a reference.
+        self.pool.free_later(memory);
     }
 }
 
@@ -153,7 +125,7 @@ struct SymmetricMemory {
 /// What frees memory that is dropped.
 enum WindowOwner {
     /// The drop.
-    Buffer,
+    Buffer(Arc<Block>),
     /// The communicator, when every rank has dropped the window over it.
     Window(Arc<Window>),
     /// The communicator, when it has ended.
@@ -169,6 +141,12 @@ impl NcclBackend {
     /// Memory of zeros on this rank's GPU, registered as a window if `as_window` and every rank
     /// can. Collective.
     pub(super) fn symmetric_buffer(&self, byte_len: usize, as_window: bool, deadline: Instant) -> Result<Buffer> {
+        if !self.handle.is_own {
+            // Its owner may destroy a borrowed communicator before a window is deregistered, or use
+            // it after captured memory is freed.
+            let buffer = Buffer::zeroed_in(self.space(), DataType::Uint8, [byte_len as i64]);
+            return self.if_all_have(buffer, byte_len, deadline);
+        }
         if as_window {
             self.release_windows(deadline)?;
         }
@@ -184,16 +162,11 @@ impl NcclBackend {
             return Err(self.fail(error.clone()));
         }
         // All ranks register or none does, because registering waits for every rank.
-        let all = self.gather(&[i64::from(memory.is_ok())], Purpose::ALLOCATE, deadline)?;
-        let mut memory = memory?;
-        let without = (0..all.len()).filter(|&rank| all[rank] == [0]).map(|rank| self.origins[rank].0);
-        if without.clone().next().is_some() {
-            bail!(System, "{} had no memory for {byte_len} bytes", list_ranks(without));
-        }
+        let mut memory = self.if_all_have(memory, byte_len, deadline)?;
         if as_window && byte_len > 0 {
             {
                 let _lock = self.lock(deadline)?;
-                let registered = memory.register(byte_len, deadline, &|| self.domain.check());
+                let registered = memory.register(deadline, &|| self.domain.check());
                 registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
             }
             // NCCL returns a null window if it supports none here (nccl #1963).
@@ -203,8 +176,8 @@ impl NcclBackend {
             if let WindowOwner::Window(window) = &memory.owner {
                 if all.contains(&[0]) {
                     let window = Arc::clone(window);
-                    self.deregister(&[window])?;
-                    memory.owner = WindowOwner::Buffer;
+                    self.deregister(std::slice::from_ref(&window))?;
+                    memory.owner = WindowOwner::Buffer(Arc::clone(&window.block));
                 } else {
                     self.handle.windows.push(window);
                 }
@@ -215,6 +188,17 @@ impl NcclBackend {
         unsafe { Buffer::leased(Box::new(memory), byte_len) }
     }
 
+    /// The memory, if every rank has some. Collective.
+    fn if_all_have<T>(&self, memory: Result<T>, byte_len: usize, deadline: Instant) -> Result<T> {
+        let all = self.gather(&[i64::from(memory.is_ok())], Purpose::ALLOCATE, deadline)?;
+        let memory = memory?;
+        let without = (0..all.len()).filter(|&rank| all[rank] == [0]).map(|rank| self.origins[rank].0);
+        if without.clone().next().is_some() {
+            bail!(System, "{} had no memory for {byte_len} bytes", list_ranks(without));
+        }
+        Ok(memory)
+    }
+
     /// Deregisters the windows that every rank has dropped, and frees their memory. Collective.
     fn release_windows(&self, deadline: Instant) -> Result<()> {
         self.device().settle(RELEASE_TIMEOUT);
@@ -223,17 +207,9 @@ impl NcclBackend {
         let all = self.gather(&[dropped], Purpose::ALLOCATE, deadline)?;
         let released = windows.take(all.iter().fold(-1, |common, [dropped]| common & dropped));
         self.deregister(&released)?;
-        for window in released {
-            let library = self.handle.library;
-            // SAFETY: an address, which only the closure uses from here on.
-            let address = unsafe { Sent::new(window.address) };
-            // Freeing waits for the whole GPU. A rank that shares it may have gone on, and its next
-            // collective may wait for this rank.
-            self.device().release_later("ncclMemFree", move || {
-                // SAFETY: no rank uses the memory, and its window is deregistered.
-                unsafe { free(library, address.into_inner()) }
-            });
-        }
+        // Freeing waits for the whole GPU. A rank that shares it may have gone on, and its next
+        // collective may wait for this rank.
+        windows.pool.free_later(released);
         Ok(())
     }
 
@@ -243,7 +219,7 @@ impl NcclBackend {
         let deregistered =
             windows.iter().try_for_each(|window| self.handle.deregister(window.raw, &|| self.domain.check()));
         deregistered.map_err(|error| {
-            windows.iter().for_each(|window| self.handle.windows.keep(window.address));
+            windows.iter().for_each(|window| self.handle.windows.keep(&window.block));
             self.fail(error)
         })
     }
@@ -251,44 +227,44 @@ impl NcclBackend {
 
 impl SymmetricMemory {
     fn new(handle: &Arc<NcclHandle>, byte_len: usize) -> Result<Self> {
-        let _current = handle.device.enter_relaxed()?;
-        let mut address = ptr::null_mut();
-        // SAFETY: writes one address.
-        let result = unsafe { ncclMemAlloc(&mut address, registered_len(byte_len)) };
-        handle.library.check("ncclMemAlloc", result)?;
-        let address = NonNull::new(address.cast()).ok_or_else(|| error!(System, "ncclMemAlloc gave no address"))?;
+        let block = handle.windows.pool.take(handle.library, byte_len)?;
         Ok(SymmetricMemory {
             handle: Arc::clone(handle),
-            address,
+            address: block.address,
             generation: new_generation(),
-            owner: WindowOwner::Buffer,
+            owner: WindowOwner::Buffer(block),
         })
     }
 
     /// Keeps the memory until the communicator has ended, which may use it.
     fn leave_to_communicator(&mut self) {
-        self.handle.windows.keep(self.address);
+        match &self.owner {
+            WindowOwner::Buffer(block) => self.handle.windows.keep(block),
+            WindowOwner::Window(window) => self.handle.windows.keep(&window.block),
+            WindowOwner::Communicator => {}
+        }
         self.owner = WindowOwner::Communicator;
     }
 
     /// Registers the memory. Collective.
-    fn register(&mut self, byte_len: usize, deadline: Instant, alive: Alive<'_>) -> Result<()> {
+    fn register(&mut self, deadline: Instant, alive: Alive<'_>) -> Result<()> {
+        let WindowOwner::Buffer(block) = &self.owner else { return Ok(()) };
         // SAFETY: an address that NCCL takes from any thread; nothing else uses the memory
         // meanwhile.
-        let address = unsafe { Sent::new(self.address) };
+        let address = unsafe { Sent::new(block.address) };
+        let (block, byte_len) = (Arc::clone(block), block.byte_len);
         // NCCL may write the window after the deadline, so this is never freed.
         let window: &'static AtomicPtr<ncclWindow_vidmem> = Box::leak(Box::default());
         let register = move |raw| {
             let address = address.into_inner().as_ptr().cast();
-            let (byte_len, flags) = (registered_len(byte_len), NCCL_WIN_COLL_SYMMETRIC);
             // SAFETY: the communicator exists during the call; the memory is NCCL's, and that long.
-            unsafe { ncclCommWindowRegister(raw, address, byte_len, window.as_ptr(), flags) }
+            unsafe { ncclCommWindowRegister(raw, address, byte_len, window.as_ptr(), NCCL_WIN_COLL_SYMMETRIC) }
         };
         let registered = self.handle.call_aside("ncclCommWindowRegister", deadline, alive, register, || ());
         registered.inspect_err(|_| self.leave_to_communicator())?;
         if let Some(raw) = NonNull::new(window.load(Ordering::Acquire)) {
             let is_dropped = AtomicBool::new(false);
-            self.owner = WindowOwner::Window(Arc::new(Window { raw, address: self.address, is_dropped }));
+            self.owner = WindowOwner::Window(Arc::new(Window { raw, block, is_dropped }));
         }
         Ok(())
     }
@@ -311,18 +287,15 @@ impl Lease for SymmetricMemory {
 impl Drop for SymmetricMemory {
     fn drop(&mut self) {
         let (handle, owner) = (Arc::clone(&self.handle), std::mem::replace(&mut self.owner, WindowOwner::Communicator));
-        // SAFETY: an address, which only the closure uses from here on.
-        let address = unsafe { Sent::new(self.address) };
         let device = Arc::clone(&handle.device);
-        device.release_later("ncclMemFree", move || match owner {
-            WindowOwner::Communicator => Ok(()),
-            WindowOwner::Window(window) => {
-                window.is_dropped.store(true, Ordering::Release);
-                Ok(())
+        device.release_later("ncclMemFree", move || {
+            match owner {
+                WindowOwner::Window(window) => window.is_dropped.store(true, Ordering::Release),
+                owner => drop(owner),
             }
-            // SAFETY: allocated by `new` and freed once; there is no window, and the GPU has done
-            // the work on the memory.
-            WindowOwner::Buffer => unsafe { free(handle.library, address.into_inner()) },
+            // The communicator ends after the work on its memory.
+            drop(handle);
+            Ok(())
         });
     }
 }

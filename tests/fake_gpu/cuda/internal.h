@@ -102,6 +102,8 @@ struct allocation {
     void *block;
     /* What is mapped there, or NULL. */
     struct memory *memory;
+    /* fake_cuda_map gave it. */
+    bool mapped;
 };
 struct allocation *allocation_find(const void *address, size_t size);
 bool is_device_memory(const void *address, size_t size);

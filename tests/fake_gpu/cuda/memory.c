@@ -190,10 +190,16 @@ EXPORT CUresult fake_cuda_wait_as_free(void) {
     return LOCKED(wait_as_free());
 }
 
+static CUresult add_mapped(void **address, size_t size) {
+    TRY(add(address, size, false));
+    allocation_find(*address, size)->mapped = true;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult fake_cuda_map(CUdeviceptr *address, size_t size) {
     ENTER(CONTEXT);
     void *memory = NULL;
-    TRY(LOCKED(add(&memory, size, false)));
+    TRY(LOCKED(add_mapped(&memory, size)));
     *address = (CUdeviceptr)(uintptr_t)memory;
     return CUDA_SUCCESS;
 }
@@ -243,7 +249,7 @@ static CUresult get_attribute(void *data, int attribute, const void *address) {
         *(size_t *)data = allocation->size;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        *(int *)data = allocation->memory == NULL;
+        *(int *)data = allocation->memory == NULL && !allocation->mapped;
         return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_NOT_SUPPORTED;

@@ -27,6 +27,8 @@
  *   - a window that is registered twice, or differently on some ranks, or bound at different
  *     offsets because ranks deregistered others at different moments, or alive when its memory is
  *     freed
+ *   - from 2.24 on, memory of ncclMemAlloc's that is freed after a captured call has used it, while
+ *     the communicator is there and has not ended 11 groups since the graph was destroyed
  * Errors without a violation come from NCCL's own checks, and from buffers that overlap and are not
  * in place.
  *

@@ -80,10 +80,15 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
         cuda->context_pop(&popped);
         return failure(ncclInternalError, "aborted while the GPU's queue was full");
     }
+    if (error == 0 && bundle->captured)
+        error = register_captured(bundle);
     if (error == 0)
         error = cuda->launch_host_function(bundle->stream, run, bundle);
     void *context;
     cuda->context_pop(&context);
+    pthread_mutex_lock(&lock);
+    registration_end_group(communicator);
+    pthread_mutex_unlock(&lock);
     if (error == 0)
         return ncclSuccess;
     pthread_mutex_lock(&lock);

@@ -35,6 +35,11 @@ struct driver {
     int (*device_get_attribute)(int *value, int attribute, int device);
     int (*pointer_get_attribute)(void *data, int attribute, unsigned long long address);
     int (*stream_is_capturing)(void *stream, int *status);
+    int (*stream_get_capture_info)(void *stream, int *status, unsigned long long *id, void **graph,
+        const void *const **dependencies, size_t *count);
+    int (*user_object_create)(
+        void **object, void *value, void (*destroy)(void *value), unsigned references, unsigned flags);
+    int (*graph_retain_user_object)(void *graph, void *object, unsigned count, unsigned flags);
     int (*launch_host_function)(void *stream, void (*function)(void *data), void *data);
     int (*wait_as_free)(void);
     int (*memory_map)(unsigned long long *address, size_t size);
@@ -260,6 +265,14 @@ ncclResult_t read_config(const ncclConfig_t *given, ncclConfig_t *config);
 const char *memory_start(const char *address, size_t size);
 /* Whether a window of the communicator, or of any, touches the bytes. */
 bool window_overlaps(const struct communicator *communicator, const char *address, size_t size);
+
+/* Registers what the calls of a bundle that is being captured use of ncclMemAlloc's memory. Gives
+ * the driver's error. Without the lock. */
+int register_captured(const struct bundle *bundle);
+/* The communicator has ended a group. */
+void registration_end_group(const struct communicator *communicator);
+/* Whether a living communicator has registered memory of ncclMemAlloc's that begins here. */
+bool is_registered(const char *memory);
 
 size_t memory_live(void);
 size_t window_live(void);

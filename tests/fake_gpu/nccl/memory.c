@@ -62,6 +62,8 @@ static ncclResult_t remove_block(const void *address, struct block **removed) {
         note_violation("memory is freed in which a window is registered");
         return ncclInvalidUsage;
     }
+    if (is_registered(block->address))
+        note_violation("memory is freed that a communicator has registered in a capture");
     *place = block->next;
     block_count--;
     return ncclSuccess;

@@ -9,10 +9,12 @@ use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, Work,
 };
+use libloading::Library;
 
-use super::captures::Driver;
+use super::captures::{Driver, free_what_was_dropped};
 use super::ends::Makers;
-use super::libraries::{cuda_calls, cuda_live};
+use super::libraries::{cuda_calls, cuda_live, nccl_calls, nccl_live};
+use super::windows::with_window_of;
 use super::{Child, TIMEOUT, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus};
 use crate::ranks::{DEADLINE, on_communicators, patient};
 
@@ -27,6 +29,12 @@ pub fn play(name: &str, ranks: u32) {
         "groups" => on_gpus(ranks, |communicator| groups(&communicator)),
         "ended" => ended(ranks),
         "ahead" => replays_ahead(ranks),
+        "captured_memory" | "captured_windows" => {
+            let barrier = Arc::new(Barrier::new(ranks as usize));
+            let body = if name == "captured_memory" { captured_memory } else { captured_windows };
+            on_gpus(ranks, move |communicator| body(&communicator, &barrier));
+        }
+        "mapped" => on_gpus(ranks, |communicator| mapped(&communicator)),
         "differing_buffers" => differing(ranks, differing_buffers),
         "differing_contexts" => differing(ranks, differing_contexts),
         "differing_captures" => differing(ranks, |rank| differing_captures(rank, false)),
@@ -94,6 +102,14 @@ impl Runner {
         Ok(bindings)
     }
 
+    /// Makes three runs, whose outputs are not checked.
+    fn run_on(&mut self, mut bindings: Bindings) -> Result<()> {
+        for _ in 0..3 {
+            bindings = self.enqueue(bindings)?.wait()?;
+        }
+        Ok(())
+    }
+
     /// Enqueues a run, whose output is not checked.
     pub fn enqueue(&mut self, bindings: Bindings) -> Result<Work<Bindings>> {
         Ok(self.context.enqueue(bindings, &self.stream)?)
@@ -135,6 +151,82 @@ fn ended(ranks: u32) {
     for result in results {
         result.expect("no other error");
     }
+}
+
+/// Waits until what all ranks have dropped is freed. Gives how often NCCL has freed memory, and how
+/// many pieces there are.
+fn freed_and_left(communicator: &Communicator, barrier: &Barrier) -> [usize; 2] {
+    free_what_was_dropped(communicator);
+    barrier.wait();
+    let counts = [nccl_calls("ncclMemFree"), nccl_live("memory")];
+    barrier.wait();
+    counts
+}
+
+/// Runs on buffers of the communicator are recorded, and all is dropped. The buffers' memory stays,
+/// and the next ones have it. Other memory is freed.
+fn captured_memory(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    let ranks = communicator.world_size() as usize;
+    for round in 1..=3 {
+        let mut runner = Runner::new(communicator, true)?;
+        let mut bindings = runner.context.create_bindings();
+        bindings.bind_input("x", communicator.allocate(DataType::Float32, [4])?)?;
+        bindings.bind_output("y", communicator.allocate(DataType::Float32, [4])?)?;
+        for _ in 0..3 {
+            bindings = runner.run(bindings)?;
+        }
+        assert_eq!(runner.counts(), [1, 1, 1]);
+        drop((bindings, runner, communicator.allocate(DataType::Float32, [1 << 16])?));
+        assert_eq!(freed_and_left(communicator, barrier), [round * ranks, 2 * ranks]);
+    }
+    Ok(())
+}
+
+/// Runs of contexts with windows are recorded, and the contexts are dropped.
+fn captured_windows(communicator: &Communicator, barrier: &Barrier) -> Result<()> {
+    for _ in 0..4 {
+        let context = with_window_of(communicator, ContextOptions::default().cuda_graph(true), 3)?;
+        let graphs = context.cuda_graphs();
+        assert_eq!([graphs.recorded, graphs.replayed, graphs.plain], [1, 1, 1]);
+        drop(context);
+        let [freed, left] = freed_and_left(communicator, barrier);
+        // The memory of the latest window is free for others when the next one is there.
+        assert!(freed == 0 && left <= 2 * communicator.world_size() as usize, "{freed} freed, {left} left");
+    }
+    Ok(())
+}
+
+/// No run on memory that the caller may map anew is recorded. That of cuMemAlloc stays where it is.
+fn mapped(communicator: &Communicator) -> Result<()> {
+    let _driver = Driver::on(communicator);
+    let mut address = std::ptr::null_mut::<u8>();
+    // SAFETY: the functions have these types; the memory is freed once.
+    let free = unsafe {
+        let nccl = Library::new("libnccl.so.2").expect("NCCL");
+        let allocate = nccl.get::<unsafe extern "C" fn(*mut *mut u8, usize) -> i32>("ncclMemAlloc").expect("it");
+        assert_eq!(allocate(&mut address, 4096), 0);
+        *nccl.get::<unsafe extern "C" fn(*mut u8) -> i32>("ncclMemFree").expect("it")
+    };
+    let mut runner = Runner::new(communicator, true)?;
+    let mut by_address = runner.bindings(4)?;
+    // SAFETY: the memory is that long, and only the runs use it.
+    unsafe { by_address.bind_address("x", address, 16)? };
+    runner.run_on(by_address)?;
+    assert_eq!(runner.counts(), [0, 0, 3]);
+    let mut borrowed = runner.bindings(4)?;
+    // SAFETY: as above.
+    let output = unsafe { Buffer::from_raw_borrowed(communicator.space(), address, DataType::Float32, [4])? };
+    borrowed.bind_output("y", output)?;
+    runner.run_on(borrowed)?;
+    assert_eq!(runner.counts(), [0, 0, 6]);
+    let (mut allocated, mut x) = (runner.bindings(4)?, runner.tensor(4)?);
+    // SAFETY: as above; the buffer is dropped after the runs.
+    unsafe { allocated.bind_address("x", x.as_mut_ptr(), 16)? };
+    runner.run_on(allocated)?;
+    assert_eq!(runner.counts(), [1, 1, 7]);
+    // SAFETY: nothing uses the memory any more.
+    assert_eq!(unsafe { free(address) }, 0);
+    Ok(())
 }
 
 /// Two pairs of buffers alternate. The first run of each is plain, the second recorded, and the
@@ -263,6 +355,9 @@ fn borrowed(ranks: u32) {
                     }
                     assert_eq!(runner.counts(), if ranks == 1 { [1, 1, 1] } else { counts });
                 }
+                // NCCL registers no memory of cuMemAlloc in a capture.
+                communicator.allocate(DataType::Float32, [4]).expect("memory");
+                assert!(is_on_gpu() || nccl_calls("ncclMemAlloc") == 0);
                 drop((communicator, stream));
                 makers.destroy(raw);
             });
@@ -441,6 +536,19 @@ fn graphs_of_a_communicator_that_has_ended_are_destroyed() {
     if !needs_test_libraries() {
         plays("ended", &[2]);
     }
+}
+
+#[test]
+fn memory_that_a_graph_has_captured_stays_until_the_communicator_ends() {
+    if !needs_test_libraries() {
+        plays("captured_memory", &[2, 3]);
+        plays("captured_windows", &[2, 3]);
+    }
+}
+
+#[test]
+fn runs_on_memory_that_the_caller_may_map_anew_are_plain() {
+    plays("mapped", &[1, 2]);
 }
 
 #[test]

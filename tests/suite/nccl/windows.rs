@@ -3,6 +3,7 @@
 use std::sync::{Arc, Barrier};
 
 use distcollective::comm::Operands;
+use distcollective::context::ContextOptions;
 use distcollective::{
     Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank, ReduceOperation, Result,
     inputs, outputs,
@@ -36,17 +37,24 @@ pub fn play(name: &str, ranks: u32) {
 
 /// A context with a window, which has run.
 fn with_window(communicator: &Communicator) -> Result<ExecutionContext> {
+    with_window_of(communicator, ContextOptions::default(), 1)
+}
+
+/// A context with options and a window, which has run so often.
+pub fn with_window_of(communicator: &Communicator, options: ContextOptions, runs: usize) -> Result<ExecutionContext> {
     let n = communicator.world_size();
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Float32, [1024])?;
     let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n), x)?;
     let y = network.add(DistCollective::all_gather().nb_rank(n), sum)?;
     network.mark_output(y, "y")?;
-    let mut context = network.build()?.create_execution_context()?;
+    let mut context = network.build()?.create_execution_context_with(options)?;
     context.set_communicator(communicator)?;
-    let mut y = vec![0f32; 1024 * n as usize];
-    context.execute(inputs!["x" => &[1f32; 1024]], outputs!["y" => &mut y])?;
-    assert!(y.iter().all(|y| *y == n as f32));
+    for _ in 0..runs {
+        let mut y = vec![0f32; 1024 * n as usize];
+        context.execute(inputs!["x" => &[1f32; 1024]], outputs!["y" => &mut y])?;
+        assert!(y.iter().all(|y| *y == n as f32));
+    }
     Ok(context)
 }
 
