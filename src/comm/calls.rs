@@ -176,7 +176,7 @@ impl Communicator {
 
     /// Waits for what was enqueued on a stream. An error ends the communicator.
     pub(crate) fn synchronize(&self, stream: &Arc<CudaStream>, deadline: Instant) -> Result<()> {
-        let done = stream.synchronize(deadline, || self.backend.check()).and_then(|()| self.backend.compare_calls());
+        let done = stream.synchronize(deadline, || self.backend.check()).and_then(|()| self.backend.check_result());
         done.map_err(|error| {
             let error = self.backend.fail(error);
             self.backend.drain(Some(stream));

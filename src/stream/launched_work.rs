@@ -155,8 +155,8 @@ impl<T: Send + 'static> LaunchedWork<T> {
         let own = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
         let deadline = end.deadline(own);
         let check = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
-        let compare = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.compare_calls());
-        let error = match end.wait(until.min(deadline), check).and_then(|()| compare()) {
+        let check_result = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check_result());
+        let error = match end.wait(until.min(deadline), check).and_then(|()| check_result()) {
             Ok(()) => return Some(Ok(())),
             Err(error) => error,
         };

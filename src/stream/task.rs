@@ -43,13 +43,13 @@ pub(crate) trait Watch: Send + Sync {
     /// The error that ended it.
     fn check(&self) -> Result<()>;
 
-    /// After work: compares what the ranks called, if the backend does not do so before elements
-    /// move.
+    /// After work has ended: checks that it was not aborted, and that the ranks called the same, if
+    /// the backend does not know that from the work itself.
     ///
     /// # Errors
     ///
-    /// Ranks made different calls.
-    fn compare_calls(&self) -> Result<()> {
+    /// The error that ended the communicator, or ranks made different calls.
+    fn check_result(&self) -> Result<()> {
         Ok(())
     }
 

@@ -72,7 +72,7 @@ impl NcclBackend {
             }
         }
         stream.synchronize(deadline, alive)?;
-        self.compare_calls()?;
+        self.check_result()?;
         Ok(self.delivery(message))
     }
 

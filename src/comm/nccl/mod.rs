@@ -154,6 +154,10 @@ impl NcclBackend {
         }
     }
 
+    fn compare_calls(&self) -> Result<()> {
+        self.control.as_ref().map_or(Ok(()), |control| control.compare_calls())
+    }
+
     /// The number of collectives so far that errors count.
     fn counter(&self) -> &AtomicU64 {
         self.control.as_ref().map_or(&self.counted, |control| &control.counted)
@@ -205,7 +209,7 @@ impl NcclBackend {
             // SAFETY: the caller's promise.
             unsafe { self.enqueue(state, request, &self.stream)? };
             self.stream.synchronize(deadline, &mut || self.check())?;
-            return self.compare_calls();
+            return self.check_result();
         }
         let n = self.origins.len();
         let on_host = |side: Address, byte_len: usize, used: bool| {
@@ -264,8 +268,7 @@ impl NcclBackend {
             }
         }
         stream.synchronize(deadline, alive)?;
-        // What a rank has taken from its peers they have noted before.
-        self.compare_calls()
+        self.check_result()
     }
 
     /// Gathers the same number of words from every rank.
@@ -309,8 +312,13 @@ impl Watch for NcclBackend {
         self.domain.borrowed_error()
     }
 
-    fn compare_calls(&self) -> Result<()> {
-        self.control.as_ref().map_or(Ok(()), |control| control.compare_calls())
+    fn check_result(&self) -> Result<()> {
+        // Aborted work ends too.
+        match self.domain.ended() {
+            Some(error) => Err(error.clone()),
+            // What this rank has taken from its peers, they have noted before.
+            None => self.compare_calls(),
+        }
     }
 
     fn fail(&self, error: Error) -> Error {
