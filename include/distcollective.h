@@ -1284,8 +1284,8 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
  * - errors of which a description says that the communicator still works. Every rank returns them.
  * On the host, a rank that takes no elements from a rank whose call is another, such as the root of
  * a broadcast, may return success. Its next call or wait returns the error, or
- * dcl_communicator_finalize does. NCCL does not compare the ranks' calls: if they differ, the ranks
- * wait until their timeout.
+ * dcl_communicator_finalize does. On GPUs, ranks of one machine compare their calls beside NCCL; a
+ * difference on a borrowed communicator, or between machines, ends at the timeout.
  *
  * Forks. A child process that was forked from a rank is not a rank. It may call exec or exit, free
  * its copies of handles, and create communicators of its own. Any other call on a copy of a
@@ -1403,13 +1403,12 @@ typedef struct dcl_communicator_options {
     /* The time in milliseconds that a collective call waits for other ranks. */
     int64_t timeout_ms;
     /* How far the bits of reductions are determined. Contexts and groups that are created with the
-     * handle have it too. All ranks of a call use the same; NCCL does not compare it in calls on
-     * buffers. */
+     * handle have it too. All ranks of a call use the same. */
     dcl_determinism_t determinism;
     /* The type in which the float32 elements of calls on buffers travel, or DCL_WIRE_TYPE_NONE.
      * With a type, other operations, list forms and other element types are an error. Layers and
      * contexts have their own; groups that are created with the handle have none. All ranks of a
-     * call use the same; NCCL does not compare it. */
+     * call use the same. */
     dcl_wire_type_t wire_type;
 } dcl_communicator_options_t;
 #define DCL_COMMUNICATOR_OPTIONS_INIT \
@@ -1860,8 +1859,8 @@ dcl_status_t dcl_scatter_bytes(dcl_communicator_t *communicator, const void *con
  *   among more than 64 ranks). A longer message, or one for which there is no room, waits until its
  *   receiver takes it. Ranks that send such messages to each other use dcl_batch_isend_irecv.
  * - NCCL has neither tags nor receives from any rank: any tag but 0, and DCL_ANY_SOURCE, are
- *   DCL_STATUS_UNSUPPORTED. It compares no lengths, so both ranks pass the same `count`. It orders
- *   messages and collectives by issue.
+ *   DCL_STATUS_UNSUPPORTED. Both ranks pass the same type and `count`. It orders messages and
+ *   collectives by issue.
  * - Errors before any data moves: DCL_STATUS_INVALID_BUFFER if the address is NULL or misaligned;
  *   DCL_STATUS_INVALID_ARGUMENT if the rank or the tag is out of range. Whether the address is in
  *   the communicator's memory is not checked.

@@ -144,6 +144,12 @@ int cuMemsetD8Async(uint64_t at, unsigned char value, size_t size, void *stream)
     return SUCCESS;
 }
 
+/* All memory is of cuMemAlloc. */
+int cuPointerGetAttribute(int *value, int attribute, uint64_t address) {
+    *value = 1;
+    return SUCCESS;
+}
+
 int cuStreamCreate(void **stream, unsigned flags) {
     return give(stream, calloc(1, sizeof(struct stream)));
 }

@@ -25,8 +25,8 @@ pub(crate) enum PurposeKind {
 }
 
 /// The names of all purposes. Each rank knows all of them, because a peer may make a call that this
-/// rank never makes. In the name of a note about a run, `%` is the lowest byte of its number, and `#`
-/// the rest.
+/// rank never makes. In the name of a note about a run, `%` is the lowest byte of its number, and
+/// `#` the rest.
 const NAMES: [&str; 24] = [
     "collective",
     "barrier",

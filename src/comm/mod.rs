@@ -103,11 +103,13 @@ pub(crate) use run_id::{CountedRun, RunCounter};
 ///   happens and leaves the communicator as it was; for a run see above. So do different lists in
 ///   `new_group`, lengths in `allocate` and plans in `set_communicator`; every rank gets that
 ///   error.
-/// - **On GPUs.** NCCL does not compare calls: ranks whose calls differ wait for each other until
-///   the deadline. Calls without elements are not compared either. If a peer fails, aborts or dies,
-///   ranks that wait for it return an error at once if all ranks are on one machine and met through
-///   [`Environment`](crate::Environment) or [`CommunicatorBuilder::in_process`], otherwise
-///   at their deadline. They also wait until their deadline for a peer that dropped its handles.
+/// - **On GPUs.** NCCL compares nothing: ranks whose calls differ wait for each other forever, or
+///   get results that nobody asked for. If all ranks are on one machine and met through
+///   [`Environment`](crate::Environment) or [`CommunicatorBuilder::in_process`], they compare what
+///   they call beside NCCL, and a difference is an error with all sides on every rank: in a call
+///   that waits, in a wait for work, or within some 100 ms in the next call. If a peer fails,
+///   aborts or dies, ranks that wait for it then return an error at once. Otherwise both end at
+///   the deadline. Ranks also wait until their deadline for a peer that dropped its handles.
 ///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. A
 ///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
 ///   the deadline.
@@ -254,9 +256,7 @@ impl Communicator {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
-    /// Every rank of a call has the same. On the host, in [`split`](Self::split) and in
-    /// [`set_communicator`](crate::ExecutionContext::set_communicator), a difference is an
-    /// [`ErrorKind::Disagreement`] on every rank. NCCL does not compare eager calls.
+    /// Every rank of a call has the same; a difference is an [`ErrorKind::Disagreement`].
     #[must_use = "it is another handle; this one keeps its determinism"]
     pub fn with_determinism(&self, determinism: Determinism) -> Self {
         Communicator { determinism, ..self.clone() }
@@ -291,8 +291,7 @@ impl Communicator {
     /// have [their own](crate::DistCollectiveLayer::set_wire_type). Communicators that are split
     /// from this handle have none.
     ///
-    /// Every rank of a call has the same. On the host a difference is an
-    /// [`ErrorKind::Disagreement`] on every rank. NCCL does not compare eager calls.
+    /// Every rank of a call has the same; a difference is an [`ErrorKind::Disagreement`].
     #[must_use = "it is another handle; this one keeps its transport type"]
     pub fn with_wire_type(&self, wire_type: impl Into<Option<WireType>>) -> Self {
         Communicator { wire_type: wire_type.into(), ..self.clone() }

@@ -136,16 +136,16 @@ impl Device {
             // Writing to a `String` does not fail.
             let _ = writeln!(text, "{}", kernel.source()?.1);
         }
-        let cubin = nvrtc::compile(&text, self.capability)?;
+        let image = nvrtc::compile(&text, self.capability)?;
         // Loading would wait for the work itself, and hold back the other ranks meanwhile.
         if self.ranks.are_several() {
             self.drain(Instant::now() + LOAD_TIMEOUT)?;
         }
         let _current = self.enter_relaxed()?;
         let mut module: CUmodule = std::ptr::null_mut();
-        // SAFETY: the image is a whole cubin. The module is never unloaded: enqueued work may use
-        // it.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) })?;
+        // SAFETY: the image is a whole cubin, or PTX that ends with a zero. The module is never
+        // unloaded: enqueued work may use it.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) })?;
         for kernel in missing {
             let name = CString::new(kernel.source()?.0).unwrap_or_default();
             let mut function: CUfunction = std::ptr::null_mut();

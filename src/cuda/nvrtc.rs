@@ -5,14 +5,39 @@ use std::ptr;
 
 use sys::{nvrtcProgram, nvrtcResult};
 
+use super::driver::driver_version;
 use super::library;
 use crate::error::{Result, bail, error};
 
+/// Loads the compiler of the driver's major version if it is there: a driver takes nothing that a
+/// compiler of a newer one has made (NVIDIA's CUDA Compatibility guide).
 fn load() -> Result<()> {
     let missing = "CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found; it is in the CUDA toolkit and in the PyPI package \
                    nvidia-cuda-nvrtc, whose lib folder then has to be in LD_LIBRARY_PATH";
-    let file = sys::load(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"], |_| error!(Unsupported, "{missing}"))?;
+    let is_for_12 = driver_version().is_ok_and(|(major, _)| major <= 12);
+    let files: &[&str] = match is_for_12 {
+        true => &["libnvrtc.so.12", "libnvrtc.so", "libnvrtc.so.13"],
+        false => &["libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12"],
+    };
+    let file = sys::load(files, |_| error!(Unsupported, "{missing}"))?;
     library::require_all(file, &sys::lacking())
+}
+
+/// Checks that the driver takes what the compiler makes.
+fn check_version() -> Result<()> {
+    let ((compiler, minor), driver) = (version()?, driver_version()?);
+    if compiler > driver.0 {
+        bail!(
+            Unsupported,
+            "CUDA's run-time compiler is of version {compiler}.{minor}, and the driver takes up to {}.{}; install the \
+             compiler of CUDA {} (PyPI's nvidia-cuda-nvrtc-cu{}), or a newer driver",
+            driver.0,
+            driver.1,
+            driver.0,
+            driver.0
+        );
+    }
+    Ok(())
 }
 
 /// The compiler's version: (13, 0).
@@ -43,13 +68,33 @@ impl Drop for Program {
     }
 }
 
-/// Compiles a source for one architecture. Arithmetic keeps the rules of IEEE 754: no product is
-/// fused into a sum, and nothing is flushed to zero.
+/// The newest architecture that the compiler knows, if that is older than the GPU's: (9, 0).
+fn older_architecture(capability: (i32, i32)) -> Result<Option<i32>> {
+    let mut count = 0;
+    // SAFETY: the first call writes one number, and the second as many.
+    let known = unsafe {
+        check("nvrtcGetNumSupportedArchs", sys::nvrtcGetNumSupportedArchs(&mut count))?;
+        let mut known = vec![0; count.max(0) as usize];
+        check("nvrtcGetSupportedArchs", sys::nvrtcGetSupportedArchs(known.as_mut_ptr()))?;
+        known
+    };
+    let own = 10 * capability.0 + capability.1;
+    Ok(known.into_iter().max().filter(|newest| *newest < own))
+}
+
+/// Compiles a source for one architecture, or to PTX, which the driver compiles, if the compiler
+/// does not know the architecture yet. Arithmetic keeps the rules of IEEE 754: no product is fused
+/// into a sum, and nothing is flushed to zero.
 pub(super) fn compile(source: &str, capability: (i32, i32)) -> Result<Vec<u8>> {
     load()?;
+    check_version()?;
     let text = |text: &str| CString::new(text).map_err(|e| error!(System, "a source has a zero in it").with_source(e));
     let source = text(source)?;
-    let architecture = text(&format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))?;
+    let older = older_architecture(capability)?;
+    let architecture = text(&match older {
+        Some(older) => format!("--gpu-architecture=compute_{older}"),
+        None => format!("--gpu-architecture=sm_{}{}", capability.0, capability.1),
+    })?;
     let options =
         [architecture.as_ptr(), c"--fmad=false".as_ptr(), c"--ftz=false".as_ptr(), c"--prec-div=true".as_ptr()];
     let mut program = Program(ptr::null_mut());
@@ -70,6 +115,12 @@ pub(super) fn compile(source: &str, capability: (i32, i32)) -> Result<Vec<u8>> {
             return Err(error.followed_by(&format!("\n{}", log(&program))));
         }
         let mut len = 0;
+        if older.is_some() {
+            check("nvrtcGetPTXSize", sys::nvrtcGetPTXSize(program.0, &mut len))?;
+            let mut ptx = vec![0u8; len];
+            check("nvrtcGetPTX", sys::nvrtcGetPTX(program.0, ptx.as_mut_ptr().cast()))?;
+            return Ok(ptx);
+        }
         check("nvrtcGetCUBINSize", sys::nvrtcGetCUBINSize(program.0, &mut len))?;
         let mut cubin = vec![0u8; len];
         check("nvrtcGetCUBIN", sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()))?;
@@ -135,6 +186,10 @@ mod sys {
             option_count: c_int,
             options: *const *const c_char
         ) -> nvrtcResult;
+        fn nvrtcGetNumSupportedArchs(count: *mut c_int) -> nvrtcResult;
+        fn nvrtcGetSupportedArchs(architectures: *mut c_int) -> nvrtcResult;
+        fn nvrtcGetPTXSize(program: nvrtcProgram, byte_len: *mut usize) -> nvrtcResult;
+        fn nvrtcGetPTX(program: nvrtcProgram, ptx: *mut c_char) -> nvrtcResult;
         fn nvrtcGetCUBINSize(program: nvrtcProgram, byte_len: *mut usize) -> nvrtcResult;
         fn nvrtcGetCUBIN(program: nvrtcProgram, cubin: *mut c_char) -> nvrtcResult;
         fn nvrtcGetProgramLogSize(program: nvrtcProgram, byte_len: *mut usize) -> nvrtcResult;

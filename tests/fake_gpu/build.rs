@@ -32,12 +32,14 @@ fn main() -> Result<()> {
     let forks = &[PathBuf::from(FORKS)];
     let cuda = library(&out, "libcuda.so.1", "", "cuda", &[&[kernels(&out)?][..], forks].concat(), &[])?;
     let nvrtc = library(&out, "libnvrtc.so.13", "", "nvrtc", &[], &[])?;
+    let nvrtc_12 = library(&out, "libnvrtc.so.12", "", "nvrtc", &[], &["-DFAKE_NVRTC_MAJOR=12"])?;
     let current = library(&out, "libnccl.so.2", "current", "nccl", forks, &[])?;
     let old = library(&out, "libnccl.so.2", "old", "nccl", forks, &["-DFAKE_NCCL_VERSION=22105"])?;
     let previous = library(&out, "libnccl.so.2", "previous", "nccl", forks, &["-DFAKE_NCCL_VERSION=23006"])?;
     let ancient = library(&out, "libnccl.so.2", "ancient", "nccl", forks, &["-DFAKE_NCCL_VERSION=21803"])?;
     for (variant, libraries) in [
-        ("current", &[&cuda, &nvrtc, &current][..]),
+        ("current", &[&cuda, &nvrtc, &nvrtc_12, &current][..]),
+        ("nvrtc_13", &[&cuda, &nvrtc, &current]),
         ("old", &[&cuda, &nvrtc, &old]),
         ("previous", &[&cuda, &nvrtc, &previous]),
         ("ancient", &[&cuda, &nvrtc, &ancient]),
@@ -104,7 +106,10 @@ fn folder(folder: &Path, libraries: &[&PathBuf]) -> Result<()> {
         let name = library.file_name().and_then(|name| name.to_str()).ok_or("a library without a name")?;
         let bare = name.split_once(".so").map_or(name, |(bare, _)| bare);
         symlink(library, folder.join(name))?;
-        symlink(library, folder.join(format!("{bare}.so")))?;
+        let bare = folder.join(format!("{bare}.so"));
+        if !bare.exists() {
+            symlink(library, bare)?;
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The benchmarks on a GPU, with the test libraries: they print what `tools/gpu-check` reads.
 
+use std::path::Path;
 use std::process::Command;
 
 use fake_gpu::{Variant, library_dir};
@@ -46,6 +47,26 @@ fn count(figures: &[Value], way: &str) -> usize {
 
 const OURS: [&str; 4] =
     ["Communicator::enqueue", "BoundLayer::enqueue", "ExecutionContext::enqueue", "ExecutionContext::enqueue, graph"];
+
+/// The libraries of benches/no_op have what a call needs.
+#[test]
+fn a_call_is_measured_on_libraries_that_do_nothing() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no_op");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for (source, library) in [("cuda.c", "libcuda.so.1"), ("nccl.c", "libnccl.so.2")] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("no_op").join(source);
+        let mut compile = Command::new("cc");
+        compile.args(["-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC", "-o"]);
+        let (output, text) = test_support::run(compile.arg(folder.join(library)).arg(source).arg("-lpthread"));
+        assert!(output.status.success(), "{text}");
+    }
+    let mut bench = bench(&["calls", "--ranks", "2", "--no-op"], "1");
+    bench.env("LD_LIBRARY_PATH", &folder);
+    let figures = parse(bench);
+    for way in OURS {
+        assert_eq!(count(&figures, way), 2, "{way}: {figures:?}");
+    }
+}
 
 #[test]
 fn every_operation_and_size_is_measured_on_every_rank() {

@@ -100,9 +100,9 @@ impl Received {
 ///
 /// # On GPUs
 ///
-/// NCCL has neither tags nor receives from any rank: the tag is 0, and the source a rank. It
-/// compares no lengths, so sender and receiver give the same one. It orders messages and
-/// collectives by issue, so ranks that send to each other put their messages into one
+/// NCCL has neither tags nor receives from any rank: the tag is 0, and the source a rank. Sender
+/// and receiver give the same type and length. It orders messages and collectives by issue, so
+/// ranks that send to each other put their messages into one
 /// [`batch_isend_irecv`](Self::batch_isend_irecv).
 impl Communicator {
     /// Sends a message to rank `dst`, with a tag from 0 to [`MAX_TAG`]. Returns when the buffer may

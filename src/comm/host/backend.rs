@@ -8,7 +8,7 @@ use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
 use super::protocol::abort_domain::{AbortDomain, is_shared};
-use super::protocol::call_log::CallLogs;
+use super::protocol::call_logs::CallLogs;
 use super::protocol::call_progress::{CallProgress, RequestProgress};
 use super::protocol::segment::Segment;
 use super::transfer::refusal::refusal;

@@ -59,11 +59,15 @@ EXPORT CUresult cuInit(unsigned flags) {
     return flags != 0 ? CUDA_ERROR_INVALID_VALUE : LOCKED(initialize());
 }
 
+long driver_version(void) {
+    return environment_number("FAKE_CUDA_VERSION", CUDA_VERSION);
+}
+
 EXPORT CUresult cuDriverGetVersion(int *version) {
     ENTER(NOTHING);
     if (version == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    *version = CUDA_VERSION;
+    *version = (int)driver_version();
     return CUDA_SUCCESS;
 }
 

@@ -19,6 +19,7 @@
  * The environment, read once:
  *   FAKE_CUDA_DEVICES   the number of devices (8)
  *   FAKE_CUDA_SM        their compute capability (90)
+ *   FAKE_CUDA_VERSION   what cuDriverGetVersion says
  *   FAKE_CUDA_MEMORY    the memory of each in bytes (1 GiB)
  *   FAKE_CUDA_EXIT_MS   how long the exit handler takes that cuInit has registered (0); a call
  *                       after its beginning ends the process with an error
@@ -59,6 +60,7 @@ typedef enum {
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
+    CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_ILLEGAL_STATE = 401,

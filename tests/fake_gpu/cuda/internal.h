@@ -44,6 +44,9 @@ CUresult enter(const char *function, enum need need);
 /* For numbers in the environment. */
 long environment_number(const char *name, long otherwise);
 
+/* What cuDriverGetVersion says. */
+long driver_version(void);
+
 /* Prints a mistake of the program or of this library, and ends the process. */
 __attribute__((noreturn, format(printf, 1, 2))) void fatal(const char *format, ...);
 

@@ -1,7 +1,9 @@
 /* Modules, kernels and host functions. */
 #include "internal.h"
 
-#define IMAGE "FAKE CUBIN\n"
+/* The version of the compiler follows. */
+#define IMAGE "FAKE CUBIN "
+#define PTX "// FAKE PTX "
 #define MOST_THREADS_OF_A_BLOCK 1024
 
 /* The project's kernels, where they are linked in. */
@@ -49,7 +51,11 @@ static CUresult load(CUmodule *handle) {
 static CUresult check_image(CUmodule *module, const void *image) {
     if (module == NULL || image == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    return strncmp(image, IMAGE, strlen(IMAGE)) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+    bool is_ptx = strncmp(image, PTX, strlen(PTX)) == 0;
+    if (!is_ptx && strncmp(image, IMAGE, strlen(IMAGE)) != 0)
+        return CUDA_ERROR_INVALID_IMAGE;
+    bool is_newer = atol((const char *)image + strlen(is_ptx ? PTX : IMAGE)) > driver_version() / 1000;
+    return !is_newer ? CUDA_SUCCESS : is_ptx ? CUDA_ERROR_UNSUPPORTED_PTX_VERSION : CUDA_ERROR_INVALID_IMAGE;
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {

@@ -21,8 +21,8 @@ struct transfer {
     const struct call *call;
 };
 
-/* Whether the ranks' kernels find each other and come to an end. NCCL compares nothing: with another
- * reduction they do too, and the result is nothing that the ranks have asked for. */
+/* Whether the ranks' kernels find each other and come to an end. NCCL compares nothing: with
+ * another reduction they do too, and the result is nothing that the ranks have asked for. */
 static bool agree(const struct meeting *meeting, int size) {
     const struct call *first = meeting->calls[0];
     for (int rank = 1; rank < size; rank++) {

@@ -1,6 +1,7 @@
 /*
- * A stand-in for NVRTC 13. It "compiles" every source to the text that the fake driver takes for a
- * module.
+ * A stand-in for NVRTC 13, or 12 if FAKE_NVRTC_MAJOR says so. It "compiles" every source to the
+ * text that a fake driver of that version or a newer one takes for a module: for an architecture
+ * that it knows (sm_90) to a cubin, for a virtual one (compute_90) to PTX.
  *
  * FAKE_NVRTC=fail makes every compilation fail with a log.
  */
@@ -12,8 +13,13 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-#define IMAGE "FAKE CUBIN\n"
-#define PTX "// FAKE PTX\n"
+#ifndef FAKE_NVRTC_MAJOR
+#define FAKE_NVRTC_MAJOR 13
+#endif
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
+#define IMAGE "FAKE CUBIN " TEXT(FAKE_NVRTC_MAJOR) "\n"
+#define PTX "// FAKE PTX " TEXT(FAKE_NVRTC_MAJOR) "\n"
 #define FAILURE_LOG "fake.cu(1): error: this compiler was told to fail\n"
 
 typedef struct program *nvrtcProgram;
@@ -59,7 +65,7 @@ static nvrtcResult check(nvrtcProgram program) {
 EXPORT nvrtcResult nvrtcVersion(int *major, int *minor) {
     if (major == NULL || minor == NULL)
         return NVRTC_ERROR_INVALID_INPUT;
-    *major = 13;
+    *major = FAKE_NVRTC_MAJOR;
     *minor = 0;
     return NVRTC_SUCCESS;
 }
@@ -141,15 +147,29 @@ EXPORT nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program) {
     return result;
 }
 
+/* Whether an option names an architecture that this compiler knows, or no architecture. */
+static bool is_known(const char *option) {
+    const char *number = strrchr(option, '_');
+    if (strncmp(option, "--gpu-architecture=", 19) != 0)
+        return true;
+    for (size_t i = 0; number != NULL && i < sizeof architectures / sizeof architectures[0]; i++) {
+        if (atoi(number + 1) == architectures[i])
+            return true;
+    }
+    return false;
+}
+
 EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int option_count, const char *const *options) {
     nvrtcResult result = check(program);
     if (result != NVRTC_SUCCESS)
         return result;
     if (option_count < 0 || (option_count > 0 && options == NULL))
         return NVRTC_ERROR_INVALID_INPUT;
+    bool is_virtual = false;
     for (int i = 0; i < option_count; i++) {
-        if (options[i] == NULL || options[i][0] != '-')
+        if (options[i] == NULL || options[i][0] != '-' || !is_known(options[i]))
             return NVRTC_ERROR_INVALID_OPTION;
+        is_virtual = is_virtual || strncmp(options[i], "--gpu-architecture=compute_", 27) == 0;
     }
     const char *script = getenv("FAKE_NVRTC");
     if (script != NULL && strcmp(script, "fail") == 0) {
@@ -160,7 +180,7 @@ EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int option_count, c
         program->log = "a kernel has already been defined";
         return NVRTC_ERROR_COMPILATION;
     }
-    program->cubin = IMAGE;
+    program->cubin = is_virtual ? NULL : IMAGE;
     program->ptx = PTX;
     return NVRTC_SUCCESS;
 }

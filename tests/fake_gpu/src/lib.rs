@@ -11,8 +11,10 @@ use std::path::{Path, PathBuf};
 /// Which libraries there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// All three, with NCCL 2.30.7.
+    /// All three, with NCCL 2.30.7, and NVRTC of CUDA 12 too.
     Current,
+    /// The same, with NVRTC of CUDA 13 only.
+    Nvrtc13,
     /// NCCL says that it is 2.30.6, whose windows give wrong results.
     Previous,
     /// NCCL says that it is 2.21.5, and lacks what came later: alltoall, gather, scatter, windows,
@@ -32,6 +34,7 @@ pub enum Variant {
 pub fn library_dir(variant: Variant) -> PathBuf {
     let folder = match variant {
         Variant::Current => "current",
+        Variant::Nvrtc13 => "nvrtc_13",
         Variant::Previous => "previous",
         Variant::Old => "old",
         Variant::Ancient => "ancient",

@@ -102,11 +102,16 @@ impl Caller {
         }
     }
 
-    /// The error of the calls, which have to have one: at the latest in a barrier.
+    /// The error of the calls: of one that takes elements from ranks with another one, or else of a
+    /// barrier after them.
     fn error_of(mut self, calls: &[Call]) -> distcollective::Error {
         let all = calls.iter().try_for_each(|call| self.call(*call));
-        let waited =
-            all.and_then(|()| self.works.drain(..).try_for_each(|work| work.wait().map(drop).map_err(Into::into)));
+        let waited = all.and_then(|()| {
+            self.works.drain(..).try_for_each(|work| work.wait().map(drop).map_err(distcollective::Error::from))
+        });
+        let is_root =
+            calls.contains(&(Collective::Broadcast { root: self.communicator.rank() }, calls[0].1, calls[0].2));
+        assert!(waited.is_err() || is_root, "a result that nobody asked for");
         waited.and_then(|()| self.communicator.barrier()).expect_err("the calls differ")
     }
 }

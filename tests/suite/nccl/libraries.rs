@@ -164,8 +164,24 @@ fn the_error_names_what_is_missing() {
         text.contains("CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found"),
         "{text}"
     );
+    let text = Child::new("libraries average", 3).on(Variant::Nvrtc13).with(&[("FAKE_CUDA_VERSION", "12040")]).passes();
+    assert!(
+        text.contains("is of version 13.0, and the driver takes up to 12.4; install the compiler of CUDA 12"),
+        "{text}"
+    );
     let text = Child::new("libraries average", 3).with(&[("FAKE_NVRTC", "fail")]).passes();
     assert!(text.contains("nvrtcCompileProgram: NVRTC says"), "{text}");
+}
+
+/// The compiler of the driver's version is taken; and where none knows the GPU, PTX.
+#[test]
+fn kernels_are_compiled_for_the_driver_and_the_gpu() {
+    if needs_test_libraries() {
+        return;
+    }
+    for (name, value) in [("FAKE_CUDA_VERSION", "12040"), ("FAKE_CUDA_SM", "130")] {
+        Child::new("libraries averages", 3).with(&[(name, value)]).passes();
+    }
 }
 
 #[test]

@@ -1,55 +1,44 @@
-//! What each rank has called on a backend that compares nothing itself. A rank adds its calls to a
-//! log in memory that its peers read, waits for none of them, and compares later. The messages from
-//! one rank to another have two logs: that of the sender, and that of the receiver.
+//! A log of calls in memory that ranks share. A rank adds its calls, waits for no peer, and
+//! compares later.
 //!
 //! A record has a digest of all calls until then: if two ranks have the same digest, they have made
 //! the same calls. So a comparison looks at the latest call of both only. After a difference it
 //! looks for the first one. A rank whose peer is further ahead than the records compares the digest
 //! of every [`INTERVAL`]th call.
 
-use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::report;
-use super::segment::Segment;
-use crate::comm::backend::CallLog;
 use crate::comm::host::memory::{Shareable, Shared, SharedMemory};
-use crate::comm::message::{Direction, MessageRequest};
 use crate::comm::signature::Signature;
-use crate::error::{Error, Result, error};
-use crate::moved_type::TransferType;
-use crate::rank::{GroupRank, Rank};
 use crate::sync::{AtomicU64, Ordering, Published, fence};
-use crate::util::text::list_ranks;
-use crate::util::wait::Wait;
 
 /// The digest of every so many calls is kept longer than the call's record.
 const INTERVAL: u64 = if cfg!(loom) { 2 } else { 1024 };
 
 /// How many digests are kept longer than records.
-const DIGESTS: usize = if cfg!(loom) { 8 } else { 512 };
+pub(super) const CALL_DIGESTS: usize = if cfg!(loom) { 8 } else { 512 };
 
 /// How many records a log of messages has.
-const MESSAGES: usize = if cfg!(loom) { 2 } else { 64 };
+pub(super) const MESSAGES: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// Among more ranks, messages have no logs: there is one for each pair.
 const MOST_WITH_MESSAGES: usize = 64;
 
 /// How many records the log of calls of each of `members` ranks has.
-fn call_count(members: usize) -> usize {
+pub(super) fn call_count(members: usize) -> usize {
     const MOST_TOGETHER: usize = 1 << 17;
     if cfg!(loom) { 2 } else { 1 << (MOST_TOGETHER / members).clamp(64, 4096).ilog2() }
 }
 
 /// How many logs of messages each of `members` ranks has: to each rank, and from each.
-fn message_logs(members: usize) -> usize {
+pub(super) fn message_logs(members: usize) -> usize {
     if members <= MOST_WITH_MESSAGES { 2 * members } else { 0 }
 }
 
 /// The bytes of one rank's logs: whole pages.
 pub(super) fn logs_len(members: usize) -> usize {
-    let byte_len = Log::byte_len(DIGESTS, call_count(members)) + message_logs(members) * Log::byte_len(0, MESSAGES);
+    let byte_len =
+        Log::byte_len(CALL_DIGESTS, call_count(members)) + message_logs(members) * Log::byte_len(0, MESSAGES);
     byte_len.next_multiple_of(rustix::param::page_size())
 }
 
@@ -85,14 +74,14 @@ unsafe impl Shareable for Record {}
 
 /// A record as it was read.
 #[derive(Clone, Copy)]
-struct Logged {
-    signature: Signature,
-    number: u64,
+pub(super) struct Logged {
+    pub(super) signature: Signature,
+    pub(super) number: u64,
     digest: u64,
 }
 
 /// The digest of a call after calls with another digest.
-fn chain(digest: u64, signature: Signature) -> u64 {
+pub(super) fn chain(digest: u64, signature: Signature) -> u64 {
     const FACTOR: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     let mix = |digest: u64, word: u64| {
         let product = u128::from(digest ^ word).wrapping_mul(FACTOR);
@@ -102,7 +91,7 @@ fn chain(digest: u64, signature: Signature) -> u64 {
 }
 
 /// One log (invariant 27).
-struct Log {
+pub(super) struct Log {
     last: Shared<Last>,
     /// The digest of call `c` is at `c / INTERVAL`, modulo their number, if `INTERVAL` divides `c`.
     digests: Option<Shared<[Digests]>>,
@@ -110,12 +99,12 @@ struct Log {
 }
 
 impl Log {
-    fn byte_len(digests: usize, records: usize) -> usize {
+    pub(super) fn byte_len(digests: usize, records: usize) -> usize {
         size_of::<Last>() + digests * size_of::<u64>() + records * size_of::<Record>()
     }
 
     /// The log at an offset of memory.
-    fn new(memory: &Arc<SharedMemory>, offset: usize, digests: usize, records: usize) -> Self {
+    pub(super) fn new(memory: &Arc<SharedMemory>, offset: usize, digests: usize, records: usize) -> Self {
         let digests_at = offset + size_of::<Last>();
         Log {
             last: Shared::new(memory, offset),
@@ -124,7 +113,7 @@ impl Log {
         }
     }
 
-    fn last(&self) -> u64 {
+    pub(super) fn last(&self) -> u64 {
         self.last.0.load()
     }
 
@@ -132,7 +121,7 @@ impl Log {
         &self.records[(sequence % self.records.len() as u64) as usize]
     }
 
-    fn add(&self, signature: Signature, number: u64) {
+    pub(super) fn add(&self, signature: Signature, number: u64) {
         let last = self.last();
         let digest = chain(self.record(last).digest.load(Ordering::Relaxed), signature);
         let sequence = last + 1;
@@ -154,7 +143,7 @@ impl Log {
     }
 
     /// A call's record, if it has been written and not replaced.
-    fn read(&self, sequence: u64) -> Option<Logged> {
+    pub(super) fn read(&self, sequence: u64) -> Option<Logged> {
         let record = self.record(sequence);
         if record.sequence.load(Ordering::Acquire) != sequence {
             return None;
@@ -173,8 +162,8 @@ impl Log {
     }
 
     /// The digest of a call that [`INTERVAL`] divides, if it is kept.
-    fn read_digest(&self, sequence: u64) -> Option<u64> {
-        let replaced_by = sequence + INTERVAL * DIGESTS as u64;
+    pub(super) fn read_digest(&self, sequence: u64) -> Option<u64> {
+        let replaced_by = sequence + INTERVAL * CALL_DIGESTS as u64;
         let kept = self.kept_digest(sequence).filter(|_| self.last() >= sequence)?;
         let digest = kept.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
@@ -183,7 +172,7 @@ impl Log {
 }
 
 /// Where two logs differ.
-enum Difference {
+pub(super) enum Difference {
     /// At this call first.
     At(u64),
     /// At one of the calls from the first to the second.
@@ -231,109 +220,8 @@ fn interval(logs: [&Log; 2], mut known: u64, mut last: u64) -> Difference {
     Difference::Between(known + 1, last)
 }
 
-/// The logs of one rank.
-struct RankLogs {
-    calls: Log,
-    /// To each rank, and then from each.
-    messages: Box<[Log]>,
-}
-
-impl RankLogs {
-    fn messages_to(&self, peer: GroupRank) -> Option<&Log> {
-        self.messages.get(peer.index())
-    }
-
-    fn messages_from(&self, peer: GroupRank) -> Option<&Log> {
-        self.messages.get(self.messages.len() / 2 + peer.index())
-    }
-}
-
-/// The logs of all ranks, as one rank uses them.
-pub(crate) struct CallLogs {
-    segment: Arc<Segment>,
-    rank: GroupRank,
-    ranks: Box<[RankLogs]>,
-    /// Up to which this rank has found the same as each peer: calls, messages to the peer, messages
-    /// from it.
-    compared: Box<[[AtomicU64; 3]]>,
-}
-
-impl CallLogs {
-    /// The logs of a segment's ranks. Allocates those of `rank`, this rank.
-    pub(crate) fn new(segment: &Arc<Segment>, rank: GroupRank) -> Result<Self> {
-        segment.allocate_logs(rank)?;
-        let n = segment.len();
-        let logs = |rank| {
-            let (memory, offset) = segment.logs_place(rank);
-            let messages_at = offset + Log::byte_len(DIGESTS, call_count(n));
-            let message_log = |number| Log::new(memory, messages_at + number * Log::byte_len(0, MESSAGES), 0, MESSAGES);
-            RankLogs {
-                calls: Log::new(memory, offset, DIGESTS, call_count(n)),
-                messages: (0..message_logs(n)).map(message_log).collect(),
-            }
-        };
-        let ranks = segment.ranks().map(logs).collect();
-        let compared = segment.ranks().map(|_| Default::default()).collect();
-        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared })
-    }
-
-    fn of(&self, rank: GroupRank) -> &RankLogs {
-        &self.ranks[rank.index()]
-    }
-
-    fn name(&self, rank: GroupRank) -> Rank {
-        self.segment.member(rank)
-    }
-
-    /// The error of calls that differ from a peer's.
-    fn calls_differ(&self, peer: GroupRank, difference: &Difference) -> Error {
-        let first = match *difference {
-            Difference::At(sequence) | Difference::Between(sequence, _) => sequence,
-        };
-        match (difference, self.of(self.rank).calls.read(first)) {
-            (Difference::At(_), Some(own)) => {
-                let call_of = |rank| Some((self.name(rank), self.of(rank).calls.read(first)?.signature));
-                report::difference(self.segment.ranks().filter_map(call_of), own.number)
-            }
-            (Difference::At(last) | Difference::Between(_, last), _) => error!(
-                Disagreement,
-                "{} disagree on one of the calls {first} to {last} of this communicator, the library's own included, and are \
-                 now too far apart to say on which",
-                list_ranks([self.rank.min(peer), self.rank.max(peer)].map(|rank| self.name(rank).0))
-            ),
-        }
-    }
-
-    /// The error of messages of which the sender's and the receiver's differ.
-    fn messages_differ(&self, [from, to]: [GroupRank; 2], logs: [&Log; 2], difference: &Difference) -> Error {
-        let [from, to] = [from, to].map(|rank| self.name(rank));
-        let describe =
-            |Logged { signature: Signature([data_type, element_count, _]), .. }| match TransferType::from_number(
-                data_type as u8,
-            ) {
-                Some(data_type) => format!("{element_count} {data_type}"),
-                None => format!("{element_count} elements"),
-            };
-        let (first, last) = match *difference {
-            Difference::At(first) => match logs.map(|log| log.read(first)) {
-                [Some(sent), Some(received)] => {
-                    let (sent, received) = (describe(sent), describe(received));
-                    return error!(
-                        Disagreement,
-                        "ranks disagree on message {first} from rank {from} to rank {to}: rank {from} sends {sent}; rank \
-                         {to} receives {received}"
-                    );
-                }
-                _ => (first, first),
-            },
-            Difference::Between(first, last) => (first, last),
-        };
-        error!(Disagreement, "ranks disagree on one of messages {first} to {last} from rank {from} to rank {to}")
-    }
-}
-
 /// Compares two logs from where they are known to be the same.
-fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<(), Difference> {
+pub(super) fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<(), Difference> {
     let (own, known) = (logs[0].last(), compared.load(Ordering::Relaxed));
     if known < own {
         let last = own.min(logs[1].last());
@@ -342,292 +230,4 @@ fn advance(logs: [&Log; 2], compared: &AtomicU64) -> Result<(), Difference> {
         }
     }
     Ok(())
-}
-
-impl CallLog for CallLogs {
-    fn add(&self, signature: Signature, number: u64) {
-        self.of(self.rank).calls.add(signature, number);
-    }
-
-    fn add_message(&self, message: &MessageRequest) {
-        let own = self.of(self.rank);
-        let log = match message.direction {
-            Direction::Send(to) => own.messages_to(to),
-            Direction::Receive(Some(from)) => own.messages_from(from),
-            Direction::Receive(None) => None,
-        };
-        if let Some(log) = log {
-            log.add(Signature([message.data_type.number().into(), message.element_count as u64, 0]), 0);
-        }
-    }
-
-    fn compare(&self) -> Result<()> {
-        let (this, own) = (self.rank, self.of(self.rank));
-        for (peer, [calls, sent, received]) in self.segment.ranks().zip(&self.compared) {
-            let of_peer = self.of(peer);
-            if peer != this {
-                advance([&own.calls, &of_peer.calls], calls).map_err(|found| self.calls_differ(peer, &found))?;
-            }
-            if let (Some(one), Some(other)) = (own.messages_to(peer), of_peer.messages_from(this)) {
-                let differ = |found| self.messages_differ([this, peer], [one, other], &found);
-                advance([one, other], sent).map_err(differ)?;
-            }
-            if let (Some(one), Some(other)) = (own.messages_from(peer), of_peer.messages_to(this)) {
-                let differ = |found| self.messages_differ([peer, this], [other, one], &found);
-                advance([one, other], received).map_err(differ)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()> {
-        let latest = self.of(self.rank).calls.last();
-        let behind = || self.segment.ranks().filter(|peer| self.of(*peer).calls.last() < latest);
-        let list = || list_ranks(behind().map(|peer| self.name(peer).0));
-        let warning =
-            |seconds| format!("rank {}: {what} has waited for {seconds} s for {}", self.name(self.rank), list());
-        let mut wait = Wait::until(deadline).warning(&warning);
-        loop {
-            // A rank that has come and left since is not lost.
-            let gone: Vec<_> = self.segment.ranks().filter(|peer| self.segment.is_gone(*peer)).collect();
-            self.compare()?;
-            if behind().next().is_none() {
-                return Ok(());
-            }
-            self.segment.domain.check()?;
-            if let Some(lost) = behind().find(|peer| gone.contains(peer)) {
-                let how = self.segment.how_gone(&[lost]);
-                return Err(error!(PeerLost, "{what}: rank {} {how} while this rank waited", self.name(lost)));
-            }
-            wait.pause().map_err(|stopped| {
-                let late = format_args!("{what}: {} did not arrive before the deadline", list());
-                stopped.error(format_args!("while {what} waited for {}", list()), late)
-            })?;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::collective::{Call, Collective, ReduceOperation};
-    use crate::data_type::DataType;
-    use crate::error::ErrorKind;
-    use crate::memory::Address;
-
-    fn logs(n: u32) -> Vec<CallLogs> {
-        let segment = Arc::new(Segment::in_process(n).expect("memory"));
-        segment.ranks().map(|rank| CallLogs::new(&segment, rank).expect("a log")).collect()
-    }
-
-    fn sum_of(block_elements: usize) -> Signature {
-        let collective = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
-        Signature::new(Call::of_blocks(collective, DataType::Float32, block_elements), 0)
-    }
-
-    /// A rank that reads a record while another one replaces it reads the whole of one call, or
-    /// nothing.
-    #[cfg(loom)]
-    #[test]
-    fn a_model_of_a_record_that_is_replaced() {
-        use crate::comm::host::protocol::model::explore;
-
-        explore(3, || {
-            let ranks = logs(2);
-            ranks[1].add(sum_of(1), 1);
-            let ranks = loom::sync::Arc::new(ranks);
-            let of_writer = loom::sync::Arc::clone(&ranks);
-            let writer = loom::thread::spawn(move || {
-                for call in 2..=4 {
-                    of_writer[1].add(sum_of(call as usize), call);
-                }
-            });
-            let log = &ranks[0].of(GroupRank(1)).calls;
-            for sequence in [1, 2] {
-                if let Some(logged) = log.read(sequence) {
-                    assert_eq!((logged.signature, logged.number), (sum_of(sequence as usize), sequence));
-                }
-            }
-            if let Some(digest) = log.read_digest(2) {
-                assert_eq!(digest, chain(chain(0, sum_of(1)), sum_of(2)));
-            }
-            writer.join().expect("no panic");
-        });
-    }
-
-    #[cfg(not(loom))]
-    mod without_model {
-        use super::*;
-
-        #[test]
-        fn equal_calls_are_equal_and_others_are_named() {
-            let ranks = logs(3);
-            for call in 0..10_000 {
-                for rank in &ranks {
-                    rank.add(sum_of(call), call as u64 + 1);
-                    rank.compare().expect("the same");
-                }
-            }
-            for rank in [&ranks[0], &ranks[1]] {
-                rank.add(sum_of(7), 10_001);
-            }
-            ranks[0].compare().expect("rank 2 has not come");
-            ranks[2].add(sum_of(8), 10_001);
-            ranks[2].add(sum_of(9), 10_002);
-            for rank in &ranks {
-                let error = rank.compare().expect_err("rank 2 differs");
-                assert_eq!(error.kind(), ErrorKind::Disagreement);
-                let text = "ranks disagree on collective 10001: ranks 0 and 1 call all_reduce(sum) of 7 float32; rank 2 \
-                            calls all_reduce(sum) of 8 float32";
-                assert_eq!(error.to_string(), text);
-            }
-        }
-
-        /// The first difference is found, not the latest, and not one that follows from it.
-        #[test]
-        fn the_first_difference_is_named() {
-            let ranks = logs(2);
-            for call in 1..=3000u64 {
-                ranks[0].add(sum_of(call as usize), call);
-                // Rank 1 leaves out call 2000.
-                if call != 2000 {
-                    ranks[1].add(sum_of(call as usize), call - u64::from(call > 2000));
-                }
-            }
-            let error = ranks[1].compare().expect_err("rank 1 leaves out a call");
-            let text = "ranks disagree on collective 2000: rank 0 calls all_reduce(sum) of 2000 float32; rank 1 calls \
-                        all_reduce(sum) of 2001 float32";
-            assert_eq!(error.to_string(), text);
-        }
-
-        /// A rank that is ahead of another by more than the records is compared all the same.
-        #[test]
-        fn ranks_that_are_far_apart_are_compared_by_digests() {
-            let most = call_count(2) as u64;
-            for (odd, last, text) in [
-                (None, most + 5000, None),
-                (Some(1500), 3000, Some("ranks 0 and 1 disagree on one of the calls 1025 to 2048 of")),
-                (Some(3000), 3000, None),
-            ] {
-                let ranks = logs(2);
-                for call in 1..=2 * most + 5000 {
-                    ranks[0].add(sum_of(call as usize), call);
-                }
-                for call in 1..=last {
-                    ranks[1].add(sum_of(if Some(call) == odd { 0 } else { call as usize }), call);
-                }
-                match (ranks[1].compare(), text) {
-                    // The latest calls are not compared yet.
-                    (Ok(()), None) => {}
-                    (Err(error), Some(text)) => assert!(error.to_string().starts_with(text), "{error}"),
-                    (result, _) => panic!("{result:?}, expected {text:?}"),
-                }
-            }
-        }
-
-        /// A rank waits until its peers have come to its latest call, and for no other.
-        #[test]
-        fn a_wait_ends_with_what_the_peers_do() {
-            let ranks = logs(3);
-            ranks.iter().for_each(|rank| rank.add(sum_of(1), 1));
-            let wait = |rank: usize, deadline| ranks[rank].wait_for_peers(&"capture", deadline);
-            wait(0, Instant::now()).expect("all are there");
-            ranks[0].add(sum_of(2), 2);
-            let late = wait(0, Instant::now()).expect_err("two are not");
-            assert_eq!(late.to_string(), "capture: ranks 1 and 2 did not arrive before the deadline");
-            let far = Instant::now() + std::time::Duration::from_secs(10);
-            std::thread::scope(|scope| {
-                let waiting = scope.spawn(|| wait(0, far));
-                // Further ahead than the records: it has come.
-                (0..3 * call_count(3) as u64).for_each(|_| ranks[1].add(sum_of(2), 2));
-                ranks[2].segment.leave(GroupRank(2));
-                let lost = waiting.join().expect("no panic").expect_err("rank 2 has left");
-                assert_eq!(lost.to_string(), "capture: rank 2 left the communicator while this rank waited");
-            });
-        }
-
-        /// Messages are compared with the receiver's, however far one is ahead.
-        #[test]
-        fn messages_are_compared() {
-            let message = |direction, element_count| MessageRequest {
-                direction,
-                tag: 0,
-                data_type: TransferType::Data(DataType::Float32),
-                element_count,
-                address: Address::host(std::ptr::null()),
-            };
-            let (send, receive) = (Direction::Send(GroupRank(1)), Direction::Receive(Some(GroupRank(0))));
-            for (ahead, text) in [
-                (
-                    0,
-                    "ranks disagree on message 70 from rank 0 to rank 1: rank 0 sends 70 float32; rank 1 receives 7 float32",
-                ),
-                (1, "ranks disagree on one of messages 51 to 107 from rank 0 to rank 1"),
-            ] {
-                let ranks = logs(2);
-                for number in 1..70 {
-                    ranks[0].add_message(&message(send, number));
-                    ranks[1].add_message(&message(receive, number));
-                    if number <= 50 {
-                        ranks.iter().for_each(|rank| rank.compare().expect("the same"));
-                    }
-                }
-                ranks[0].add_message(&message(send, 70));
-                ranks[1].add_message(&message(receive, 7));
-                for number in 0..100 * ahead {
-                    ranks[0].add_message(&message(send, number));
-                    ranks[1].add_message(&message(receive, number));
-                }
-                for rank in &ranks {
-                    assert_eq!(rank.compare().expect_err("the lengths differ").to_string(), text);
-                }
-            }
-        }
-
-        /// Two processes map a file.
-        #[test]
-        fn logs_in_a_file_are_compared() {
-            use crate::comm::host::memory::world_memory::WorldFile;
-
-            let size = Segment::root_size(2, true);
-            let file = WorldFile::create().expect("a file");
-            let (id, first) = file.allocate(size, 2, &|| Ok(())).expect("memory");
-            let second = file.map(id, size.byte_len).expect("the same memory");
-            let of_rank = |(rank, memory)| {
-                let segment = Arc::new(Segment::root(memory, 2, rank..rank + 1, true));
-                CallLogs::new(&segment, GroupRank(rank)).expect("a log")
-            };
-            let ranks: Vec<CallLogs> = [(0, first), (1, second)].map(of_rank).into();
-            for call in 1..=5000 {
-                ranks.iter().for_each(|rank| rank.add(sum_of(call as usize), call));
-                ranks[call as usize % 2].compare().expect("the same");
-            }
-            ranks[0].add(sum_of(1), 5001);
-            ranks[1].add(sum_of(2), 5001);
-            for rank in ranks {
-                let text = "ranks disagree on collective 5001: rank 0 calls all_reduce(sum) of 1 float32; rank 1 calls \
-                            all_reduce(sum) of 2 float32";
-                assert_eq!(rank.compare().expect_err("they differ").to_string(), text);
-            }
-        }
-
-        /// Ranks that add and compare at the same time, at different speeds, find no difference.
-        #[test]
-        fn ranks_that_agree_are_never_said_to_differ() {
-            let ranks = logs(3);
-            std::thread::scope(|scope| {
-                for (speed, rank) in [1, 7, 400].into_iter().zip(&ranks) {
-                    scope.spawn(move || {
-                        for call in 1..=300_000u64 {
-                            rank.add(sum_of(call as usize % 11), call);
-                            if call % speed == 0 {
-                                rank.compare().expect("the same calls");
-                            }
-                        }
-                    });
-                }
-            });
-            ranks.iter().for_each(|rank| rank.compare().expect("the same"));
-        }
-    }
 }

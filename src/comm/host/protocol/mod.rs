@@ -4,7 +4,8 @@
 pub(super) mod abort_domain;
 pub(super) mod access_guard;
 mod asymmetric_fence;
-pub(super) mod call_log;
+mod call_log;
+pub(super) mod call_logs;
 pub(super) mod call_progress;
 pub(super) mod call_protocol;
 mod caller_threads;

@@ -235,7 +235,7 @@ test_in_child!(unsafe_calls_end_a_capture_of_the_thread, Current, &[], || {
         &|| (cuda().memory_free)(address),
         &|| (cuda().pinned_allocate)(handle, 1, 0),
         &|| (cuda().pinned_free)(page.cast()),
-        &|| (cuda().module_load)(handle, c"FAKE CUBIN\n".as_ptr()),
+        &|| (cuda().module_load)(handle, c"FAKE CUBIN 13\n".as_ptr()),
         &|| (cuda().event_query)(event),
         &|| (cuda().set)(address, 0, 1),
         &|| (cuda().copy_to_host)(page.cast(), address, 1),

@@ -106,7 +106,7 @@ test_in_child!(everything_made_is_counted, Current, &[], || {
     all(0);
     let (stream, event) = (stream(), event());
     let (mut module, mut graph, mut exec) = (NO_HANDLE, NO_HANDLE, NO_HANDLE);
-    ok((cuda().module_load)(&mut module, c"FAKE CUBIN\n".as_ptr()));
+    ok((cuda().module_load)(&mut module, c"FAKE CUBIN 13\n".as_ptr()));
     ok((cuda().capture_begin)(stream, 1));
     ok((cuda().capture_end)(stream, &mut graph));
     ok((cuda().graph_instantiate)(&mut exec, graph, 0));

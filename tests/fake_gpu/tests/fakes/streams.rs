@@ -101,7 +101,7 @@ test_in_child!(launches_are_checked, Current, &[], || {
     }
     let (mut module, mut unknown) = (NO_HANDLE, NO_HANDLE);
     assert_eq!((cuda().module_load)(&mut module, c"PTX".as_ptr()), INVALID_IMAGE);
-    ok((cuda().module_load)(&mut module, c"FAKE CUBIN\n".as_ptr()));
+    ok((cuda().module_load)(&mut module, c"FAKE CUBIN 13\n".as_ptr()));
     assert_eq!((cuda().module_function)(&mut unknown, module, c"no such kernel".as_ptr()), NOT_FOUND);
     ok((cuda().module_function)(&mut unknown, module, c"fake_fill".as_ptr()));
     ok((cuda().module_unload)(module));

@@ -23,6 +23,7 @@ fn present(variant: fake_gpu::Variant) -> [bool; 3] {
 fn some_lack_a_library() {
     use fake_gpu::Variant;
     assert_eq!(present(Variant::Current), [true, true, true]);
+    assert_eq!(present(Variant::Nvrtc13), [true, true, true]);
     assert_eq!(present(Variant::Previous), [true, true, true]);
     assert_eq!(present(Variant::Old), [true, true, true]);
     assert_eq!(present(Variant::Ancient), [true, true, true]);
