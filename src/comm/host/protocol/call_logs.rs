@@ -395,7 +395,7 @@ mod tests {
             std::thread::scope(|scope| {
                 for (speed, rank) in [1, 7, 400].into_iter().zip(&ranks) {
                     scope.spawn(move || {
-                        for call in 1..=300_000u64 {
+                        for call in 1..=350_000u64 {
                             rank.add(sum_of(call as usize % 11), call);
                             if call % speed == 0 {
                                 rank.compare().expect("the same calls");
