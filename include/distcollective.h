@@ -906,8 +906,9 @@ typedef struct dcl_execution_context_options {
      * 1: the second run with the same shapes and addresses is recorded as a CUDA graph, and later
      * runs replay it. A context keeps several graphs, so addresses may alternate. If one rank has
      * bound new addresses for a run that another replays, every rank gets
-     * DCL_STATUS_DISAGREEMENT. Ranks of several machines, or of an ncclComm_t of the caller's,
-     * cannot compare their runs, and record nothing.
+     * DCL_STATUS_DISAGREEMENT. Runs on memory that neither cudaMalloc nor
+     * dcl_communicator_allocate has made are not recorded. Ranks of several machines, or of an
+     * ncclComm_t of the caller's, cannot compare their runs, and record nothing.
      * 2: as 1, and such ranks record too. If they differ, they wait for each other. */
     int32_t cuda_graph;
     /* 0. */
@@ -1534,9 +1535,10 @@ dcl_status_t dcl_communicator_new_group(dcl_communicator_t *communicator, const 
  * ---------------------------------------------------------------------------------------------- */
 
 /* Allocates `byte_len` bytes of symmetric memory, filled with zeros. All ranks can access it, so
- * collectives need not copy it to staging memory first. On GPUs it is memory of NCCL. Every rank
- * passes the same length. Communicators that are split from this one can use it too. Free it with
- * dcl_buffer_free.
+ * collectives need not copy it to staging memory first. On GPUs it is memory of NCCL, or ordinary
+ * memory if the ncclComm_t is the caller's; what a graph has captured is kept for later buffers
+ * until the communicator ends. Every rank passes the same length. Communicators that are split from
+ * this one can use it too. Free it with dcl_buffer_free.
  *
  * Errors: DCL_STATUS_DISAGREEMENT if the lengths differ; the communicator still works.
  * [collective, shared] */

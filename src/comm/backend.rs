@@ -164,6 +164,12 @@ pub(crate) trait Backend: Watch + Any {
         bail!(Unsupported, "this backend enqueues no messages")
     }
 
+    /// Whether other memory comes to an address only after the communicator has ended, if a graph
+    /// names it.
+    fn keeps(&self, _address: *const u8) -> bool {
+        false
+    }
+
     /// Is called when every rank has come to the end.
     fn finalize(&self) {}
 

@@ -110,7 +110,8 @@ pub(crate) use run_id::{CountedRun, RunCounter};
 ///   that waits, in a wait for work, or within some 100 ms in the next call. If a peer fails,
 ///   aborts or dies, ranks that wait for it then return an error at once. Otherwise both end at
 ///   the deadline. Ranks also wait until their deadline for a peer that dropped its handles.
-///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. A
+///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. Work
+///   that had ended before, and nobody has seen it, has the error too: aborted work ends as well. A
 ///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
 ///   the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run. On

@@ -55,15 +55,15 @@ impl Setup {
         Ok(())
     }
 
-    /// Finds, for graphs, the caller's memory that is not of cuMemAlloc: he may map other pages to
-    /// its addresses. NCCL registers such memory by its addresses in a capture, and reaches the old
-    /// pages later.
+    /// Finds, for graphs, the caller's memory whose pages he may replace by others. NCCL registers
+    /// such memory by its addresses in a capture, and reaches the old pages later.
     fn find_unknown(&self, io: &mut RunIo) {
-        let stream = self.binding.communicator.as_ref().and_then(|set| set.as_backend().default_stream());
-        let Some(stream) = stream.filter(|_| self.binding.graphs.is_recording) else { return };
+        let Some(communicator) = self.binding.communicator.as_ref().filter(|_| self.binding.graphs.is_recording) else {
+            return;
+        };
         for (raw, used) in io.tensors.iter_mut().zip(&self.binding.used) {
             let raw = raw.as_mut().filter(|raw| *used && raw.space != MemorySpace::Host && raw.generation == 0);
-            if let Some(raw) = raw.filter(|raw| raw.byte_len > 0 && !stream.device().has_allocated(raw.address)) {
+            if let Some(raw) = raw.filter(|raw| raw.byte_len > 0 && !communicator.as_backend().keeps(raw.address)) {
                 raw.generation = RawTensor::UNKNOWN;
             }
         }

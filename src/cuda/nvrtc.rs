@@ -13,11 +13,11 @@ use crate::error::{Result, bail, error};
 /// compiler of a newer one has made (NVIDIA's CUDA Compatibility guide).
 fn load() -> Result<()> {
     let missing = "CUDA's run-time compiler, libnvrtc.so or libnvrtc.so.13 or .12, is not to be found; it is in the CUDA toolkit and in the PyPI package \
-                   nvidia-cuda-nvrtc, whose lib folder then has to be in LD_LIBRARY_PATH";
+                   nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12), whose lib folder then has to be in LD_LIBRARY_PATH";
     let is_for_12 = driver_version().is_ok_and(|(major, _)| major <= 12);
     let files: &[&str] = match is_for_12 {
         true => &["libnvrtc.so.12", "libnvrtc.so", "libnvrtc.so.13"],
-        false => &["libnvrtc.so.13", "libnvrtc.so", "libnvrtc.so.12"],
+        false => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     };
     let file = sys::load(files, |_| error!(Unsupported, "{missing}"))?;
     library::require_all(file, &sys::lacking())
@@ -30,10 +30,9 @@ fn check_version() -> Result<()> {
         bail!(
             Unsupported,
             "CUDA's run-time compiler is of version {compiler}.{minor}, and the driver takes up to {}.{}; install the \
-             compiler of CUDA {} (PyPI's nvidia-cuda-nvrtc-cu{}), or a newer driver",
+             compiler of CUDA {} (PyPI's nvidia-cuda-nvrtc-cu12 for CUDA 12), or a newer driver",
             driver.0,
             driver.1,
-            driver.0,
             driver.0
         );
     }
@@ -68,7 +67,8 @@ impl Drop for Program {
     }
 }
 
-/// The newest architecture that the compiler knows, if that is older than the GPU's: (9, 0).
+/// The newest of the architectures that the compiler knows and the GPU's own is newer than, if the
+/// compiler does not know the GPU's: 90.
 fn older_architecture(capability: (i32, i32)) -> Result<Option<i32>> {
     let mut count = 0;
     // SAFETY: the first call writes one number, and the second as many.
@@ -79,7 +79,7 @@ fn older_architecture(capability: (i32, i32)) -> Result<Option<i32>> {
         known
     };
     let own = 10 * capability.0 + capability.1;
-    Ok(known.into_iter().max().filter(|newest| *newest < own))
+    Ok(known.into_iter().filter(|known| *known <= own).max().filter(|newest| *newest < own))
 }
 
 /// Compiles a source for one architecture, or to PTX, which the driver compiles, if the compiler

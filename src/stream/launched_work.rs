@@ -2,6 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Instant;
@@ -45,7 +46,7 @@ pub(super) fn launch<T: Task>(
             let end = stream.point();
             task.launched(&end, stream);
             let (task, stream, ending) = (Some(task), Arc::clone(stream), Ending { end, watch });
-            Ok(LaunchedWork { task, ending, stream, label: T::label })
+            Ok(LaunchedWork { task, ending, has_succeeded: AtomicBool::new(false), stream, label: T::label })
         }
         Err(error) => {
             // Part of the work may have been enqueued.
@@ -68,6 +69,11 @@ struct Ending {
 }
 
 impl Ending {
+    /// Whether the work ended well, after it has ended.
+    fn check_result(&self) -> Result<()> {
+        self.watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check_result())
+    }
+
     /// Whether it has come. It stays so.
     fn has_come(&self) -> bool {
         // If the query fails, or the work cannot end any more, a wait returns the error at once.
@@ -106,13 +112,19 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
     /// `None` after the wait.
     task: Option<T>,
     ending: Ending,
+    /// Whether somebody has seen that the work ended well. It stays so, whatever ends the
+    /// communicator later.
+    has_succeeded: AtomicBool,
     stream: Arc<CudaStream>,
     label: fn(&T, Error) -> Error,
 }
 
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
-        self.ending.has_come()
+        if matches!(self.ending.end.is_done(), Ok(true)) && self.ending.check_result().is_ok() {
+            self.has_succeeded.store(true, Ordering::Relaxed);
+        }
+        self.has_succeeded.load(Ordering::Relaxed) || self.ending.has_come()
     }
 
     /// The error that [`wait`](Self::wait) would return at once.
@@ -151,12 +163,14 @@ impl<T: Send + 'static> LaunchedWork<T> {
 
     /// `None` as in [`wait`](Self::wait).
     fn wait_for(&self, until: Instant) -> Option<Result<()>> {
+        if self.has_succeeded.load(Ordering::Relaxed) {
+            return Some(Ok(()));
+        }
         let Ending { end, watch } = &self.ending;
         let own = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
         let deadline = end.deadline(own);
         let check = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
-        let check_result = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check_result());
-        let error = match end.wait(until.min(deadline), check).and_then(|()| check_result()) {
+        let error = match end.wait(until.min(deadline), check).and_then(|()| self.ending.check_result()) {
             Ok(()) => return Some(Ok(())),
             Err(error) => error,
         };

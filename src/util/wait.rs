@@ -17,7 +17,7 @@ use crate::util::{deadline_after, interrupt, lock, log};
 /// too, such as whether its communicator still works.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// The longest sleep between two looks at what wakes no thread: a GPU, NCCL, a lock. The kernel
+/// The shortest sleep between two looks at what wakes no thread: a GPU, NCCL, a lock. The kernel
 /// wakes a thread up to 50 us late, so a shorter one gains little.
 pub(crate) const POLL: Duration = Duration::from_micros(100);
 
@@ -25,8 +25,8 @@ pub(crate) const POLL: Duration = Duration::from_micros(100);
 pub(crate) const RETRY: Duration = Duration::from_millis(5);
 
 /// How long [`Wait::pause`] spins, because a small collective on a GPU takes no longer; and from
-/// when on it sleeps, because what takes so long can take another [`POLL`]. What takes very long
-/// can take a sixteenth of it more.
+/// when on it sleeps, because what takes so long can take another [`POLL`]. What takes longer can
+/// take a sixteenth of it more, up to [`LONGEST_PAUSE`].
 const SPIN_TIME: Duration = Duration::from_micros(50);
 const YIELD_TIME: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);

@@ -30,7 +30,7 @@ pub(super) struct Access {
     /// Until when the thread that is inside NCCL may stay, in nanoseconds since [`epoch`]; 0 if
     /// none is.
     leave_by: AtomicU64,
-    /// Why the watchdog has the thread come out, and since when.
+    /// Why the communicator is aborted, or the watchdog has the thread come out; and since when.
     leave_reason: OnceLock<(Error, Instant)>,
 }
 
@@ -93,7 +93,7 @@ impl Access {
         Stay(&self.leave_by)
     }
 
-    /// The error because of which the watchdog had the thread come out.
+    /// The error because of which the communicator is aborted.
     pub(super) fn check(&self) -> Result<()> {
         self.leave_reason.get().map_or(Ok(()), |(error, _)| Err(error.clone()))
     }
@@ -123,7 +123,8 @@ impl Access {
     }
 
     /// Lets no thread in any more. Whether this is the first time.
-    pub(super) fn begin_end(&self) -> bool {
+    pub(super) fn begin_end(&self, reason: &Error) -> bool {
+        self.leave_reason.get_or_init(|| (reason.clone(), Instant::now()));
         !self.is_ending.swap(true, Ordering::AcqRel)
     }
 

@@ -119,8 +119,8 @@ impl NcclDomain {
             }
         }
         // The domain may have ended while the communicator was made.
-        if self.ended.get().is_some() {
-            handle.begin_abort();
+        if let Some(error) = self.ended() {
+            handle.begin_abort(error);
         }
     }
 
@@ -138,6 +138,7 @@ impl NcclDomain {
         if let Some(End { since, in_capture: false, .. }) = self.ended.get()
             && !Visit::is_recording()
             && self.process.is_current()
+            && since.elapsed() < ABORT_TIMEOUT
         {
             living(&self.handles).for_each(|handle| handle.wait_for_abort(*since + ABORT_TIMEOUT));
         }
@@ -152,13 +153,13 @@ impl NcclDomain {
             control.abort(error.kind(), &error.to_string());
         }
         // A forked child has none of its parent's communicators and graphs.
-        let end = End { error, since: Instant::now(), in_capture: Visit::is_recording() };
+        let end = End { error: error.clone(), since: Instant::now(), in_capture: Visit::is_recording() };
         if self.ended.set(end).is_err() || !self.process.is_current() {
             return;
         }
         // Before the graphs: a thread that is stuck in the launch of one may hold the driver's
         // lock.
-        living(&self.handles).for_each(|handle| handle.begin_abort());
+        living(&self.handles).for_each(|handle| handle.begin_abort(&error));
         let graphs: Vec<_> = lock(&self.graphs).drain(..).filter_map(|graph| graph.upgrade()).collect();
         if graphs.is_empty() {
             return;

@@ -24,7 +24,7 @@ use super::sys::*;
 use super::window::Windows;
 use crate::cuda::helper::{self, Aside, Sent};
 use crate::cuda::{Device, Ended, gpu_wait};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, error};
 use crate::util::interrupt;
 use crate::util::wait::{LOOK, Wait};
 
@@ -87,16 +87,16 @@ impl NcclHandle {
             Ok(result) => result?,
             Err(error) => {
                 match handle() {
-                    Some(handle) => handle.leave_inside(handle.hold(deadline)?, aside, || ()),
+                    Some(handle) => handle.leave_inside(handle.hold(deadline)?, &error, aside, || ()),
                     // NCCL has not written it yet, and may wait for other ranks when it has.
                     None => {
-                        let pool = Arc::clone(&pool);
+                        let (pool, error) = (Arc::clone(&pool), error.clone());
                         helper::detach("a communicator that is made in vain", move || {
                             while !aside.has_returned(LOOK) && new.get().is_none() {}
                             let Some(raw) = new.get() else { return };
                             let handle = Self::new(library, &pool, raw);
                             if let Ok(stage) = handle.hold(Instant::now() + ABORT_TIMEOUT) {
-                                handle.leave_inside(stage, aside, || ());
+                                handle.leave_inside(stage, &error, aside, || ());
                             }
                         });
                     }
@@ -105,7 +105,7 @@ impl NcclHandle {
             }
         };
         let Some(handle) = handle() else { return Err(library.error(what, result, std::ptr::null_mut())) };
-        handle.settle(what, result, deadline, alive).inspect_err(|_| handle.abort())?;
+        handle.settle(what, result, deadline, alive).inspect_err(|error| handle.abort(error))?;
         Ok(handle)
     }
 
@@ -132,12 +132,14 @@ impl NcclHandle {
         // NCCL writes the child when it is made, also if that fails (ncclCommInitRankFunc in NCCL's
         // `init.cc`).
         let of_failure = child.clone();
-        let end_child = move || of_failure().iter().for_each(NcclHandle::begin_abort);
+        let end_child = move || {
+            of_failure().iter().for_each(|child| child.begin_abort(&error!(Aborted, "the split has failed")));
+        };
         self.call_aside("ncclCommSplit", deadline, alive, split, end_child)?;
         let Some(child) = child() else { return Ok(None) };
-        child.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|_| {
-            self.abort();
-            child.abort();
+        child.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|error| {
+            self.abort(error);
+            child.abort(error);
         })?;
         Ok(Some(child))
     }
@@ -204,7 +206,7 @@ impl NcclHandle {
     /// reason and the moment at which this was found.
     pub(super) fn throw_out(&self, alive: impl FnOnce() -> Result<()>) -> Option<&(Error, Instant)> {
         let reason = self.access.must_leave(alive)?;
-        self.begin_abort();
+        self.begin_abort(&reason.0);
         Some(reason)
     }
 
@@ -256,14 +258,14 @@ impl NcclHandle {
                 self.settle(what, first, deadline, alive)
             }),
             Err(error) => {
-                self.leave_inside(stage, aside, later);
+                self.leave_inside(stage, &error, aside, later);
                 return Err(error);
             }
         };
         drop(stage);
-        settled.inspect_err(|_| {
+        settled.inspect_err(|error| {
             if self.is_own {
-                self.abort();
+                self.abort(error);
                 later();
             }
         })
@@ -274,6 +276,7 @@ impl NcclHandle {
     fn leave_inside<T: Send + 'static>(
         &self,
         mut stage: MutexGuard<'_, Stage>,
+        reason: &Error,
         aside: Aside<T>,
         later: impl FnOnce() + Send + 'static,
     ) {
@@ -287,7 +290,7 @@ impl NcclHandle {
                 later();
             }
         });
-        self.begin_abort();
+        self.begin_abort(reason);
     }
 
     /// Waits until a call is not in progress any more. The caller holds the communicator, or has
@@ -350,8 +353,8 @@ impl NcclHandle {
 
     /// Aborts the communicator and what it does on the GPU, and waits, for a bounded time, until
     /// that is done.
-    pub(super) fn abort(&self) {
-        self.begin_abort();
+    fn abort(&self, reason: &Error) {
+        self.begin_abort(reason);
         self.wait_for_abort(Instant::now() + ABORT_TIMEOUT);
     }
 
@@ -363,10 +366,15 @@ impl NcclHandle {
         }
     }
 
+    /// The error because of which the communicator is aborted.
+    pub(super) fn check(&self) -> Result<()> {
+        self.access.check()
+    }
+
     /// Begins to abort the communicator, on a helper thread. It stays behind if the abort hangs, or
     /// if a thread does not come out of NCCL.
-    pub(super) fn begin_abort(&self) {
-        if !self.is_own || !self.access.begin_end() {
+    pub(super) fn begin_abort(&self, reason: &Error) {
+        if !self.is_own || !self.access.begin_end(reason) {
             return;
         }
         let job = self.abort_job();

@@ -317,7 +317,7 @@ impl Watch for NcclBackend {
         match self.domain.ended() {
             Some(error) => Err(error.clone()),
             // What this rank has taken from its peers, they have noted before.
-            None => self.compare_calls(),
+            None => self.handle.check().and_then(|()| self.compare_calls()),
         }
     }
 
@@ -427,6 +427,10 @@ impl Backend for NcclBackend {
         unsafe { self.launch_messages(messages, stream.unwrap_or(&self.stream), deadline) }
             .map_err(|error| self.fail_messages(error, messages))?;
         Ok(messages.iter().map(|message| self.delivery(message)).collect())
+    }
+
+    fn keeps(&self, address: *const u8) -> bool {
+        pool::has(address.addr()) || self.device().has_allocated(address)
     }
 
     fn track_graph(&self, graph: &SharedGraph) {

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::library::NcclLibrary;
 use super::sys::*;
@@ -19,6 +19,11 @@ use crate::util::lock;
 
 /// The blocks of the process that are not freed, and their addresses.
 static BLOCKS: Mutex<Vec<(Range<usize>, Weak<Block>)>> = Mutex::new(Vec::new());
+
+/// Whether an address is in memory that [`MemoryPool`] gave. If a graph names it, its pages stay.
+pub(super) fn has(address: usize) -> bool {
+    lock(&BLOCKS).iter().any(|(range, block)| range.contains(&address) && block.strong_count() > 0)
+}
 
 /// Memory of NCCL's. The last reference frees it, on the device's thread for deferred release: the
 /// GPU does not use the memory any more, and no window of a living communicator is over it.
@@ -118,7 +123,7 @@ impl MemoryPool {
 
 impl Drop for MemoryPool {
     fn drop(&mut self) {
-        let captured = std::mem::take(&mut *lock(&self.captured));
+        let captured = std::mem::take(self.captured.get_mut().unwrap_or_else(PoisonError::into_inner));
         match *self.is_left_behind.get_mut() {
             true => std::mem::forget(captured),
             false => self.free_later(captured),

@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::NcclBackend;
@@ -102,8 +102,9 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        let mut memory = std::mem::take(&mut *lock(&self.unsettled));
-        memory.extend(lock(&self.registered).drain(..).map(|window| Arc::clone(&window.block)));
+        let mut memory = std::mem::take(self.unsettled.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let registered = self.registered.get_mut().unwrap_or_else(PoisonError::into_inner);
+        memory.extend(registered.drain(..).map(|window| Arc::clone(&window.block)));
         // Otherwise NCCL may use the memory. A forked child has none.
         if !*self.is_over.get_mut() || !self.pool.device.is_here() {
             self.pool.leave_behind();

@@ -179,7 +179,7 @@ fn kernels_are_compiled_for_the_driver_and_the_gpu() {
     if needs_test_libraries() {
         return;
     }
-    for (name, value) in [("FAKE_CUDA_VERSION", "12040"), ("FAKE_CUDA_SM", "130")] {
+    for (name, value) in [("FAKE_CUDA_VERSION", "12040"), ("FAKE_CUDA_SM", "130"), ("FAKE_CUDA_SM", "105")] {
         Child::new("libraries averages", 3).with(&[(name, value)]).passes();
     }
 }
