@@ -104,16 +104,16 @@ pub(crate) use run_id::{CountedRun, RunCounter};
 ///   `new_group`, lengths in `allocate` and plans in `set_communicator`; every rank gets that
 ///   error.
 /// - **On GPUs.** NCCL compares nothing: ranks whose calls differ wait for each other forever, or
-///   get results that nobody asked for. If all ranks are on one machine and met through
+///   get results that no rank asked for. If all ranks are on one machine and met through
 ///   [`Environment`](crate::Environment) or [`CommunicatorBuilder::in_process`], they compare what
 ///   they call beside NCCL, and a difference is an error with all sides on every rank: in a call
 ///   that waits, in a wait for work, or within some 100 ms in the next call. If a peer fails,
 ///   aborts or dies, ranks that wait for it then return an error at once. Otherwise both end at
 ///   the deadline. Ranks also wait until their deadline for a peer that dropped its handles.
-///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. Work
-///   that had ended before, and nobody has seen it, has the error too: aborted work ends as well. A
-///   borrowed communicator is never aborted, and if it is a blocking one, a call may block beyond
-///   the deadline.
+///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. If
+///   work ended before the error, and the program has not asked for it, it has the error too:
+///   aborted work ends as well. A borrowed communicator is never aborted, and if it is a blocking
+///   one, a call may block beyond the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run. On
 ///   GPUs they have the host's bits in [exact mode](Determinism::Exact), which all ranks choose or
 ///   none: [`with_determinism`](Self::with_determinism).

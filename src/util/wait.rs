@@ -26,7 +26,7 @@ pub(crate) const RETRY: Duration = Duration::from_millis(5);
 
 /// How long [`Wait::pause`] spins, because a small collective on a GPU takes no longer; and from
 /// when on it sleeps, because what takes so long can take another [`POLL`]. What takes longer can
-/// take a sixteenth of it more, up to [`LONGEST_PAUSE`].
+/// take a 64th of it more, up to [`LONGEST_PAUSE`].
 const SPIN_TIME: Duration = Duration::from_micros(50);
 const YIELD_TIME: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -151,7 +151,7 @@ impl<'a> Wait<'a> {
             _ if now >= self.deadline => return Err(Stopped::Late),
             waited if waited < SPIN_TIME => std::hint::spin_loop(),
             waited if waited < YIELD_TIME => std::thread::yield_now(),
-            waited => std::thread::sleep(self.step()?.min((waited / 16).clamp(POLL, LONGEST_PAUSE))),
+            waited => std::thread::sleep(self.step()?.min((waited / 64).clamp(POLL, LONGEST_PAUSE))),
         }
         Ok(())
     }

@@ -93,9 +93,8 @@ impl NcclDomain {
         self.ended.get().map(|end| &end.error)
     }
 
-    /// The error that NCCL has met on any of the communicators. The watchdog asks for it, and
-    /// nobody else, because a wait that asks often would ask each communicator; but it does not
-    /// touch communicators of the caller's.
+    /// The error that NCCL has met on any of the communicators. Only the watchdog asks for it: a
+    /// wait would ask each communicator, and often. The caller's communicators it does not touch.
     fn asynchronous_error(&self) -> Result<()> {
         living(&self.handles).try_for_each(|handle| handle.asynchronous_error())
     }

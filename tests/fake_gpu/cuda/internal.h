@@ -90,7 +90,7 @@ int device_count(void);
 /* The calling thread's context, or NULL. */
 struct context *current_context(void);
 bool context_is_alive(const struct context *context);
-/* The primary context of a device, or the current context where nobody has retained it. */
+/* The primary context of a device, or the current context if no caller has retained it. */
 struct context *device_context(int device);
 
 struct memory;

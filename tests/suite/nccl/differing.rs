@@ -1,5 +1,5 @@
 //! What ranks get when one of them calls something else than the others. NCCL compares nothing: its
-//! ranks wait for each other forever, or end with results that nobody asked for.
+//! ranks wait for each other forever, or end with results that no rank asked for.
 
 use std::time::Instant;
 
