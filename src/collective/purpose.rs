@@ -27,7 +27,7 @@ pub(crate) enum PurposeKind {
 /// The names of all purposes. Each rank knows all of them, because a peer may make a call that this
 /// rank never makes. In the name of a note about a run, `%` is the lowest byte of its number, and
 /// `#` the rest.
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 25] = [
     "collective",
     "barrier",
     "monitored_barrier",
@@ -52,6 +52,7 @@ const NAMES: [&str; 24] = [
     "a collective with counts",
     "blocks of different lengths",
     "a list of blocks",
+    "a part of a call between machines",
 ];
 
 /// The lowest bits of a number are the kind; the others are the place of the name.

@@ -15,6 +15,18 @@ pub(crate) struct BlockCounts {
 }
 
 impl BlockCounts {
+    /// Counts that all ranks know.
+    pub(crate) fn of(rank_count: usize, len: impl Fn(usize, usize) -> usize) -> Self {
+        let lens_of = |rank: usize| {
+            let gives = (0..rank_count).map(move |to| (rank, to));
+            gives.chain((0..rank_count).map(move |from| (from, rank)))
+        };
+        let words = (0..rank_count).flat_map(|rank| {
+            std::iter::once(0).chain(lens_of(rank).map(|(from, to)| len(from, to) as i64).collect::<Vec<_>>())
+        });
+        BlockCounts { rank_count, words: words.collect() }
+    }
+
     /// The words of one rank, whose blocks have these lengths: one for each rank, or one.
     pub(crate) fn words_of(
         call: &Call,

@@ -12,7 +12,7 @@ use super::run_id::CountedRun;
 use super::signature::Signature;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{BlockCounts, Call, Collective, Purpose, check_buffers};
+use crate::collective::{BlockCounts, Call, Collective, Purpose, Side, check_buffers};
 use crate::cuda::{CudaStream, Graph};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::executor::Executor;
@@ -356,6 +356,41 @@ impl<'a> Request<'a> {
     pub(super) fn is_broadcast_in_place_from(&self, rank: GroupRank) -> bool {
         matches!(self.call.collective, Collective::Broadcast { root } if root == rank)
             && self.input.pointer == self.output.pointer
+    }
+
+    /// The number of elements that go from one rank to another.
+    pub(super) fn block_len(&self, from: GroupRank, to: GroupRank) -> usize {
+        self.uneven.map_or(self.call.block_elements, |uneven| uneven.counts.len(from, to))
+    }
+
+    /// This rank's list, if the side is one.
+    fn list_of(&self, side: Side) -> Option<&'a [Address]> {
+        self.blocks.filter(|blocks| side.is_per_rank && !blocks.is_empty())
+    }
+
+    /// This rank's input, if that is a list.
+    pub(super) fn input_list(&self) -> Option<&'a [Address]> {
+        self.list_of(self.call.input())
+    }
+
+    /// The address of a block of this rank's input.
+    pub(super) fn input_block(&self, index: usize) -> *const u8 {
+        match (self.uneven, self.input_list()) {
+            (Some(uneven), _) => uneven.input[index].pointer,
+            (None, Some(list)) => list[index].pointer,
+            (None, None) => self.input.pointer.wrapping_add(index * self.call.block_bytes()),
+        }
+    }
+
+    /// The address of the block of this rank's output that it takes from a peer.
+    pub(super) fn output_for(&self, peer: GroupRank) -> *mut u8 {
+        let side = self.call.output();
+        let index = if side.is_per_rank { peer.index() } else { 0 };
+        match (self.uneven, self.list_of(side)) {
+            (Some(uneven), _) => uneven.output[index].pointer,
+            (None, Some(list)) => list[index].pointer,
+            (None, None) => self.output.pointer.wrapping_add(index * self.call.block_bytes()),
+        }
     }
 
     /// Says in an error which layer it is about.

@@ -28,15 +28,18 @@ pub enum BackendKind {
     Host,
     /// GPUs, by NVIDIA's NCCL.
     Nccl,
+    /// The processors of several machines: the host backend on each, and UCX between them.
+    Ucx,
 }
 
 impl BackendKind {
-    /// Its name in text: `auto`, `host`, `nccl`.
+    /// Its name in text: `auto`, `host`, `nccl`, `ucx`.
     pub const fn name(self) -> &'static str {
         match self {
             BackendKind::Auto => "auto",
             BackendKind::Host => "host",
             BackendKind::Nccl => "nccl",
+            BackendKind::Ucx => "ucx",
         }
     }
 }
@@ -56,7 +59,8 @@ impl FromStr for BackendKind {
             "auto" => BackendKind::Auto,
             "host" => BackendKind::Host,
             "nccl" => BackendKind::Nccl,
-            _ => bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\" and \"auto\""),
+            "ucx" => BackendKind::Ucx,
+            _ => bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\", \"ucx\" and \"auto\""),
         })
     }
 }

@@ -3,8 +3,9 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::cluster::{self, ClusterBackend, UcxLink};
 use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
 use crate::cuda::{Device, visible_count};
@@ -57,6 +58,9 @@ impl BackendKind {
         match self {
             BackendKind::Host => Ok(BackendKind::Host),
             BackendKind::Nccl => nccl::check_gpus(world_size).map(|_| BackendKind::Nccl),
+            BackendKind::Ucx => {
+                bail!(Unsupported, "the backend \"ucx\" is for processes, which meet in an environment")
+            }
             BackendKind::Auto => Self::best_for(world_size)
                 .map_err(|error| error.followed_by("; the backend \"host\" does the same without GPUs")),
         }
@@ -179,6 +183,7 @@ impl CommunicatorBuilder {
             world_size,
             first_rank: self.own_rank().0,
             rank_count: count,
+            names: None,
             deadline: deadline_after(timeout),
         };
         let backends = host::between_processes(&participant)?;
@@ -209,6 +214,7 @@ impl CommunicatorBuilder {
             }
             (Some(_), BackendKind::Host) => bail!(InvalidArgument, "an NCCL id is not for the backend \"host\""),
             (None, BackendKind::Nccl) => bail!(InvalidArgument, "the backend \"nccl\" connects by an NCCL id"),
+            (None, BackendKind::Ucx) => bail!(InvalidArgument, "the backend \"ucx\" connects in an environment"),
             (None, _) if self.device.is_some() => bail!(InvalidArgument, "a device is for ranks with an NCCL id"),
             _ => Ok(()),
         }
@@ -237,7 +243,47 @@ impl NcclId {
 
 /// The ranks of a host communicator, all of them threads of this process.
 fn host_ranks(world_size: u32) -> Result<Vec<Arc<dyn Backend>>> {
-    Ok(host::in_process(world_size)?.into_iter().map(|rank| Arc::new(rank) as Arc<dyn Backend>).collect())
+    Ok(host::in_process(world_size, None)?.into_iter().map(|rank| Arc::new(rank) as Arc<dyn Backend>).collect())
+}
+
+/// What a rank of several machines has before it is connected: its connections, and the address at
+/// which other ranks reach it.
+pub(crate) fn ucx_link(rank: Rank, world_size: u32) -> Result<(UcxLink, Vec<u8>)> {
+    UcxLink::new(rank, world_size)
+}
+
+/// The name and version of UCX as it is loaded.
+pub(crate) fn ucx_library() -> Result<String> {
+    cluster::ucx_library()
+}
+
+/// The communicator of ranks on several machines. `machines` has the number of each rank's machine,
+/// and `addresses` those of [`ucx_link`]. Collective.
+pub(crate) fn connect_machines(
+    link: UcxLink,
+    job: &str,
+    rank: Rank,
+    machines: Box<[u32]>,
+    addresses: &[Vec<u8>],
+    deadline: Instant,
+) -> Result<Communicator> {
+    let on_machine = |other: &u32| machines[*other as usize] == machines[rank.index()];
+    let local: Vec<u32> = (0..machines.len() as u32).filter(on_machine).collect();
+    let names: Vec<Rank> = local.iter().copied().map(Rank).collect();
+    let participant = Participant {
+        // Ranks that are told that they are on several machines may share one.
+        job: &format!("{job} machine {}", machines[rank.index()]),
+        secret: None,
+        world_size: local.len() as u32,
+        first_rank: local.partition_point(|other| *other < rank.0) as u32,
+        rank_count: 1,
+        names: Some(&names),
+        deadline,
+    };
+    let host = host::between_processes(&participant)?.remove(0);
+    link.connect(addresses)?;
+    let backend = ClusterBackend::over_ucx(link, rank, machines, host)?;
+    Ok(Communicator::new(Arc::new(backend), deadline.saturating_duration_since(Instant::now())))
 }
 
 /// Whether NCCL can be used, and lets several ranks share one GPU.

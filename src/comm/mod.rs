@@ -4,6 +4,7 @@ mod backend;
 mod backend_kind;
 mod builder;
 mod calls;
+mod cluster;
 mod control;
 mod create;
 mod eager;
@@ -49,7 +50,9 @@ pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, Sha
 pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
 pub use create::most_processes;
-pub(crate) use create::{can_share_gpus, nccl_library, reduces_float8, runs_layers};
+pub(crate) use create::{
+    can_share_gpus, connect_machines, nccl_library, reduces_float8, runs_layers, ucx_library, ucx_link,
+};
 pub(crate) use groups::not_a_member;
 pub use nccl_id::NcclId;
 pub(crate) use refused_run::RefusedRun;

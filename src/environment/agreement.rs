@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::discovery::HOST_ID;
 use super::process;
 use crate::comm::{BackendKind, can_share_gpus, nccl_library};
 use crate::cuda::{Device, visible_count};
 use crate::error::{Error, Result, bail};
 use crate::util::log::event;
-use crate::util::text::list_ranks;
+use crate::util::text::{count_of, list_ranks};
 
 /// What a rank tells the others of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -82,7 +83,7 @@ impl AgreedSetup {
             let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
             ranks.map(|rank| rank as u32).collect::<Vec<_>>()
         };
-        let sides: Vec<String> = [BackendKind::Nccl, BackendKind::Host, BackendKind::Auto]
+        let sides: Vec<String> = [BackendKind::Nccl, BackendKind::Host, BackendKind::Ucx, BackendKind::Auto]
             .into_iter()
             .map(|wanted| (wanted, ranks_that(&|info| info.wanted == wanted)))
             .filter(|(_, ranks)| !ranks.is_empty())
@@ -120,24 +121,58 @@ impl AgreedSetup {
                 BackendKind::Host
             }
             (BackendKind::Host, _) if is_one_machine => BackendKind::Host,
-            (wanted, obstacle) => {
-                let nccl = match obstacle.filter(|_| wanted == BackendKind::Auto) {
-                    Some(obstacle) => format!("NCCL cannot be used: {obstacle}"),
-                    None => "there is NCCL".to_owned(),
-                };
-                let other = elsewhere[0];
-                bail!(
-                    Unsupported,
-                    "the host backend is for one machine: rank 0 is on {}, {} elsewhere (rank {other} on {}); beyond one \
-                     machine {nccl}",
-                    first.hostname,
-                    list_ranks(elsewhere),
-                    infos[other as usize].hostname
-                )
-            }
+            _ => BackendKind::Ucx,
         };
         Ok(AgreedSetup { backend, is_one_machine, seed: first.seed })
     }
+
+    /// The addresses of all ranks on several machines, of which each has told its own, or why it
+    /// has none.
+    pub(super) fn addresses(infos: &[RankInfo], told: Vec<Result<Vec<u8>, String>>) -> Result<Vec<Vec<u8>>> {
+        let reasons =
+            told.iter().enumerate().filter_map(|(rank, told)| Some((told.as_ref().err()?.as_str(), rank as u32)));
+        match by_reason(reasons) {
+            None => Ok(told.into_iter().flatten().collect()),
+            Some(reasons) => {
+                let machines = machines_of(infos).iter().max().map_or(0, |last| last + 1);
+                bail!(
+                    Unsupported,
+                    "the ranks are on {}, between which UCX moves the elements, and UCX cannot be used: {reasons}",
+                    count_of(machines as usize, "machine")
+                )
+            }
+        }
+    }
+}
+
+/// The number of each rank's machine, counted in the order of their first ranks.
+pub(super) fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
+    let mut seen: Vec<&str> = Vec::new();
+    let number_of = |info: &'_ RankInfo| info.machine.clone();
+    let names: Vec<String> = infos.iter().map(number_of).collect();
+    let mut numbers = Vec::new();
+    for name in &names {
+        let number = seen.iter().position(|other| other == name).unwrap_or_else(|| {
+            seen.push(name);
+            seen.len() - 1
+        });
+        numbers.push(number as u32);
+    }
+    numbers.into()
+}
+
+/// The reasons of ranks, each once: `rank 0: there is no GPU; ranks 1 and 2: there is no NCCL`.
+fn by_reason<'a>(of_ranks: impl Iterator<Item = (&'a str, u32)>) -> Option<String> {
+    let mut reasons: Vec<(&str, Vec<u32>)> = Vec::new();
+    for (reason, rank) in of_ranks {
+        match reasons.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => reasons.push((reason, vec![rank])),
+        }
+    }
+    let texts: Vec<String> =
+        reasons.into_iter().map(|(reason, ranks)| format!("{}: {reason}", list_ranks(ranks))).collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 impl RankInfo {
@@ -162,7 +197,7 @@ impl RankInfo {
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
             // CUDA is not loaded.
-            BackendKind::Host => {
+            BackendKind::Host | BackendKind::Ucx => {
                 let reason = "it asks for the host backend".to_owned();
                 Err(NcclObstacle { reason, sees_gpus: false, is_fault: false })
             }
@@ -174,7 +209,10 @@ impl RankInfo {
             seed,
             gpu,
             container: process::ProcessIdentity::own().map_or(0, |own| own.namespace),
-            machine: format!("{} {}", boot.trim(), network.display()),
+            machine: match std::env::var_os(HOST_ID).filter(|id| !id.is_empty()) {
+                Some(id) => id.to_string_lossy().into_owned(),
+                None => format!("{} {}", boot.trim(), network.display()),
+            },
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
     }
@@ -198,17 +236,9 @@ fn same_local_ranks(infos: &[RankInfo]) -> Option<String> {
 
 /// Why these ranks cannot use NCCL.
 fn obstacle_to_nccl(infos: &[RankInfo]) -> Option<String> {
-    let mut reasons: Vec<(&str, Vec<u32>)> = Vec::new();
-    for (rank, info) in infos.iter().enumerate() {
-        let Err(NcclObstacle { reason, .. }) = &info.gpu else { continue };
-        match reasons.iter_mut().find(|(other, _)| other == reason) {
-            Some((_, ranks)) => ranks.push(rank as u32),
-            None => reasons.push((reason, vec![rank as u32])),
-        }
-    }
-    if !reasons.is_empty() {
-        let reasons = reasons.into_iter().map(|(reason, ranks)| format!("{}: {reason}", list_ranks(ranks)));
-        return Some(reasons.collect::<Vec<_>>().join("; "));
+    let obstacles = (0..).zip(infos).filter_map(|(rank, info)| Some((info.gpu.as_ref().err()?.reason.as_str(), rank)));
+    if let Some(reasons) = by_reason(obstacles) {
+        return Some(reasons);
     }
     infos.iter().enumerate().find_map(|(rank, info)| {
         let gpu = info.gpu.as_ref().ok()?;

@@ -6,9 +6,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use super::agreement::{AgreedSetup, RankInfo};
+use super::agreement::{AgreedSetup, RankInfo, machines_of};
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
-use super::endpoint::{Endpoint, is_this_machine};
 use super::groups::NamedGroups;
 use super::held_port::HeldPort;
 use super::launch_report::LaunchReport;
@@ -16,7 +15,9 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, exchange, timeout_or};
+use crate::comm::{
+    BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, connect_machines, exchange, timeout_or, ucx_link,
+};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
@@ -222,20 +223,17 @@ impl EnvironmentBuilder {
             None => {
                 let host = connect_host(job)?;
                 let agreement = AgreedSetup::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
-                if agreement.backend == BackendKind::Host {
-                    return Ok((host, agreement));
+                match agreement.backend {
+                    BackendKind::Host => return Ok((host, agreement)),
+                    BackendKind::Ucx => bail!(
+                        Unsupported,
+                        "the ranks meet by the job's name, as those of one machine do; for the backend \"ucx\" set \
+                         MASTER_ADDR and MASTER_PORT"
+                    ),
+                    _ => {}
                 }
                 let id = share_id(rank, |bytes| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline))?;
                 return Ok((connect_nccl(&id, Some(host))?, agreement));
-            }
-            Some(Endpoint::Tcp { host, .. })
-                if self.backend == BackendKind::Host && !is_this_machine(host, deadline)? =>
-            {
-                bail!(
-                    Unsupported,
-                    "MASTER_ADDR is {host}, which is not this machine; the host backend is for one machine, and beyond it \
-                     there is NCCL"
-                )
             }
             Some(endpoint) => endpoint,
         };
@@ -245,12 +243,22 @@ impl EnvironmentBuilder {
             world_size,
             first_rank: rank.0,
             rank_count: 1,
+            names: None,
             deadline,
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
         let infos = exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
         let agreement = AgreedSetup::of_ranks(&infos)?;
         let job = format!("{job} {}", rendezvous.nonce());
+        if agreement.backend == BackendKind::Ucx {
+            let link = ucx_link(rank, world_size);
+            let told = link.as_ref().map(|(_, address)| address.clone()).map_err(ToString::to_string);
+            let told = exchange(&told, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
+            let addresses = AgreedSetup::addresses(&infos, told)?;
+            let machines = machines_of(&infos);
+            let communicator = connect_machines(link?.0, &job, rank, machines, &addresses, deadline)?;
+            return Ok((communicator, agreement));
+        }
         let host = agreement.is_one_machine.then(|| connect_host(&job)).transpose()?;
         let communicator = match (agreement.backend, host) {
             (BackendKind::Host, Some(host)) => host,

@@ -1,12 +1,12 @@
-//! Where rank 0 listens, and which hosts are this machine.
+//! Where rank 0 listens.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::error::{ErrorKind, Result, bail, error};
+use crate::error::{Result, bail, error};
 use crate::util::wait::{Stopped, Wait};
 
 /// How long one attempt to find or to reach a host may take.
@@ -45,20 +45,6 @@ fn without_brackets(host: &str) -> &str {
 pub(super) fn is_loopback(host: &str) -> bool {
     let address = without_brackets(host).parse::<IpAddr>();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
-}
-
-/// Whether a host is this machine: its loopback, its own name, or one of its addresses. Only an
-/// interrupt is an error.
-pub(super) fn is_this_machine(host: &str, deadline: Instant) -> Result<bool> {
-    if is_loopback(host) || rustix::system::uname().nodename().to_str() == Ok(host) {
-        return Ok(true);
-    }
-    match resolve(host, 0, deadline) {
-        // The system binds a socket only to an address of this machine.
-        Ok(addresses) => Ok(addresses.into_iter().any(|address| UdpSocket::bind(address).is_ok())),
-        Err(error) if error.kind() == ErrorKind::Interrupted => Err(error),
-        Err(_) => Ok(false),
-    }
 }
 
 /// The addresses of a host. A thread of its own looks up a name, because the system's look-up has
@@ -103,15 +89,5 @@ mod tests {
     #[test]
     fn the_port_is_beside_the_launchers() {
         assert_eq!([29500, 0, 65534, 65535].map(default_port), [29501, 1, 65535, 65534]);
-    }
-
-    #[test]
-    fn this_machine_is_known_by_its_names() {
-        let soon = Instant::now() + Duration::from_secs(10);
-        let is_this_machine = |host: &str| is_this_machine(host, soon).expect("no hook");
-        assert!(["localhost", "127.0.0.1", "::1", "[::1]"].into_iter().all(is_this_machine));
-        assert!(is_this_machine(&rustix::system::uname().nodename().to_string_lossy()));
-        // A documentation address, which no machine has.
-        assert!(!is_this_machine("192.0.2.1"));
     }
 }

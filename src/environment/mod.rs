@@ -64,9 +64,10 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// # Backend
 ///
-/// NCCL if every rank has a GPU of its own; else the host backend, for ranks on one machine. It is
-/// an error if a rank sees its GPU, and NCCL is missing or something does not work.
-/// [`EnvironmentBuilder::backend`] asks for one of both. Ranks compare what they ask for, what they
+/// NCCL if every rank has a GPU of its own; else the host backend, for ranks on one machine; else
+/// the host backend on each machine, and UCX between them. It is an error if a rank sees its GPU,
+/// and NCCL is missing or something does not work. [`EnvironmentBuilder::backend`] asks for one of
+/// them. Ranks compare what they ask for, what they
 /// have, and where they are, and all of them come to the same result.
 /// A rank's GPU is the one whose number is its local rank, or the only one that its process sees.
 pub struct Environment {

@@ -162,6 +162,7 @@ mod tests {
             world_size: 2,
             first_rank: 0,
             rank_count: 1,
+            names: None,
             deadline: Instant::now(),
         };
         let key = Key::new(&participant, None).expect("a key");

@@ -49,6 +49,7 @@ pub(crate) use peer::{Obstacle, introduce};
 pub(crate) use rank_0::{Member, PeerGathering};
 
 use crate::error::{Error, ErrorKind};
+use crate::rank::Rank;
 
 /// The protocol and its version: what both ends say first, and what a rendezvous file is of.
 pub(crate) const PROTOCOL: &str = "distcollective handshake 1";
@@ -81,7 +82,15 @@ pub(crate) struct Participant<'a> {
     /// The ranks of this process.
     pub(crate) first_rank: u32,
     pub(crate) rank_count: u32,
+    /// How errors of the communicator name its ranks, if not by their numbers.
+    pub(crate) names: Option<&'a [Rank]>,
     pub(crate) deadline: Instant,
+}
+
+impl Participant<'_> {
+    pub(crate) fn names(&self) -> Option<Box<[Rank]>> {
+        self.names.map(Box::from)
+    }
 }
 
 /// A message on a connection. The type of what it carries follows from the step.

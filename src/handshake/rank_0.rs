@@ -409,6 +409,7 @@ mod tests {
             world_size: WORLD_SIZE,
             first_rank: 0,
             rank_count: 1,
+            names: None,
             deadline: soon(),
         }
     }

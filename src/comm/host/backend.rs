@@ -85,6 +85,19 @@ impl HostBackend {
         error
     }
 
+    /// [`Backend::split`].
+    pub(in crate::comm) fn split_off(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Self>> {
+        let mut call = self.enter_several(deadline)?;
+        let descendant = call.split_off(group).map_err(|error| self.end(error.about(|| "split".to_owned())))?;
+        call.leave_together(Purpose::SPLIT)?;
+        Ok(descendant)
+    }
+
+    /// [`Backend::abort`] because of a rank with this name, of any machine.
+    pub(in crate::comm) fn abort_by(&self, kind: ErrorKind, name: Rank, reason: &str) {
+        self.domain().abort(kind, name, reason);
+    }
+
     /// Runs one collective.
     ///
     /// # Safety
@@ -173,7 +186,8 @@ impl EnteredCall<'_> {
             return Ok(None);
         };
         let (backend, domain) = (self.backend, &self.backend.own.segment.domain);
-        let members: Box<[Rank]> = group.members.iter().map(|rank| backend.origin(*rank)).collect();
+        let members: Box<[Rank]> =
+            group.members.iter().map(|rank| backend.own.segment.member(GroupRank(rank.0))).collect();
         let spans_processes = !members.iter().all(|rank| domain.is_local(*rank));
         let size = Segment::memory_size(0, members.len(), spans_processes);
         let users = (GroupRank(group.members[0].0), members.len());
@@ -257,7 +271,7 @@ impl Backend for HostBackend {
     }
 
     fn origin(&self, rank: Rank) -> Rank {
-        self.own.segment.member(GroupRank(rank.0))
+        self.own.segment.name(GroupRank(rank.0))
     }
 
     unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
@@ -288,10 +302,7 @@ impl Backend for HostBackend {
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let mut call = self.enter_several(deadline)?;
-        let descendant = call.split_off(group).map_err(|error| self.end(error.about(|| "split".to_owned())))?;
-        call.leave_together(Purpose::SPLIT)?;
-        Ok(descendant.map(|backend| Box::new(backend) as Box<dyn Backend>))
+        Ok(self.split_off(group, deadline)?.map(|backend| Box::new(backend) as Box<dyn Backend>))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
@@ -307,7 +318,7 @@ impl Backend for HostBackend {
                 "allocate: {} of {byte_len} bytes each take {block_len} bytes, and the process of rank {} can have about \
                  {free} bytes more",
                 count_of(self.own.segment.len(), "rank"),
-                self.own.segment.member(GroupRank(0))
+                self.own.segment.name(GroupRank(0))
             );
         }
         // Other ranks may have their parts and wait for this one, so an error ends the
@@ -338,7 +349,7 @@ impl Backend for HostBackend {
         self.check()?;
         let segment = &*self.own.segment;
         match segment.ranks().find(|peer| segment.has_died(*peer)) {
-            Some(peer) => bail!(PeerLost, "rank {} died while this rank waited", segment.member(peer)),
+            Some(peer) => bail!(PeerLost, "rank {} died while this rank waited", segment.name(peer)),
             None => Ok(()),
         }
     }
@@ -392,7 +403,7 @@ impl Backend for HostBackend {
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {
-        self.domain().abort(kind, self.own.member(), reason);
+        self.domain().abort(kind, self.own.name(), reason);
     }
 }
 

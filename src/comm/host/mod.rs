@@ -37,13 +37,17 @@ mod world;
 
 use crate::error::Result;
 use crate::handshake::Participant;
+use crate::rank::Rank;
 
 pub(crate) use backend::HostBackend;
+pub(in crate::comm) use protocol::abort_domain::is_shared;
+pub(in crate::comm) use protocol::report::difference;
 pub(crate) use system::{MAX_RANKS, most_processes};
 
-/// The ranks of a new communicator, all of them threads of this process.
-pub(crate) fn in_process(world_size: u32) -> Result<Vec<HostBackend>> {
-    Ok(HostBackend::of_world(&world::World::in_process(world_size)?, 0..world_size))
+/// The ranks of a new communicator, all of them threads of this process. `names` are for errors, if
+/// they are not the ranks' numbers.
+pub(crate) fn in_process(world_size: u32, names: Option<Box<[Rank]>>) -> Result<Vec<HostBackend>> {
+    Ok(HostBackend::of_world(&world::World::in_process(world_size, names)?, 0..world_size))
 }
 
 /// This process's ranks of a communicator between processes.

@@ -36,6 +36,11 @@ impl OwnRank {
         self.segment.member(self.rank)
     }
 
+    /// This rank as errors name it.
+    pub(super) fn name(&self) -> Rank {
+        self.segment.name(self.rank)
+    }
+
     /// The error that ended the communicator, if one did.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
@@ -45,7 +50,7 @@ impl OwnRank {
     /// Ends the communicator because of an error of this rank; the other ranks get the reason.
     /// Returns the first such error.
     pub(super) fn end(&self, error: &Error, reason: &str) -> &Error {
-        self.segment.domain.abort(error.kind(), self.member(), reason);
+        self.segment.domain.abort(error.kind(), self.name(), reason);
         self.ended.get_or_init(|| error.clone())
     }
 
@@ -136,7 +141,7 @@ impl OwnRank {
         match location {
             BufferLocation::Unreachable => Ok(None),
             BufferLocation::Address(_) if self.segment.spans_processes => {
-                bail!(System, "rank {} gives an address, and is in another process", self.segment.member(peer))
+                bail!(System, "rank {} gives an address, and is in another process", self.segment.name(peer))
             }
             BufferLocation::Address(address) => {
                 Ok(Some(PeerBytes { address: std::ptr::with_exposed_provenance_mut(address), block: None }))
@@ -150,6 +155,6 @@ impl OwnRank {
 
     /// The error of a record that no rank of this version writes.
     pub(super) fn broken(&self, peer: GroupRank) -> Error {
-        error!(System, "rank {} broke the protocol of messages", self.segment.member(peer))
+        error!(System, "rank {} broke the protocol of messages", self.segment.name(peer))
     }
 }

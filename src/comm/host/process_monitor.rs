@@ -188,7 +188,7 @@ mod tests {
         // No process has the id 0, so that only the connections can end.
         let processes = (0..3).map(|first_rank| RankProcess { pid: 0, first_rank, rank_count: 1 }).collect();
         let (near, far) = UnixStream::pair().expect("sockets");
-        let domain = Arc::clone(&Segment::in_process(3).expect("memory").domain);
+        let domain = Arc::clone(&Segment::in_process(3, None).expect("memory").domain);
         let connections = vec![(1, near.into())];
         let monitor =
             ProcessMonitor::start(processes, HUB, connections, Arc::clone(&domain), true).expect("a monitor thread");

@@ -33,7 +33,7 @@ const SUM: Collective<GroupRank> = Collective::AllReduce { reduce_op: ReduceOper
 /// communicator.
 #[test]
 fn memory_that_is_written_is_freed_at_a_failure() {
-    let ranks = in_process(2).expect("ranks");
+    let ranks = in_process(2, None).expect("ranks");
     let mut fill = |_: &mut [u8], keep_going: &dyn Fn() -> Result<()>| {
         keep_going().expect("no rank has failed");
         ranks[1].abort(ErrorKind::Aborted, "on purpose");
@@ -60,7 +60,7 @@ fn a_rank_looks_at_the_clock_while_it_moves_elements() {
     let far = Instant::now() + Duration::from_secs(10);
     let broadcast = Collective::Broadcast { root: GroupRank(0) };
     for collective in [SUM, broadcast] {
-        let ranks = in_process(2).expect("ranks");
+        let ranks = in_process(2, None).expect("ranks");
         std::thread::scope(|scope| {
             let first = scope.spawn(|| call(&ranks[0], collective, &mut vec![1; LEN], far));
             while ranks[1].own.segment.slot(GroupRank(0)).call_header(1).is_none() {
@@ -78,7 +78,7 @@ fn a_rank_looks_at_the_clock_while_it_moves_elements() {
 /// A call that moves no more than one check of the deadline allows succeeds after its deadline.
 #[test]
 fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
-    let ranks = in_process(2).expect("ranks");
+    let ranks = in_process(2, None).expect("ranks");
     let far = Instant::now() + Duration::from_secs(10);
     let broadcast = Collective::Broadcast { root: GroupRank(0) };
     std::thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn a_rank_that_has_moved_everything_does_not_look_at_the_clock() {
 /// Rank 0 posts its header and then does nothing.
 #[test]
 fn a_rank_that_arrived_is_not_said_to_be_missing() {
-    let ranks = in_process(2).expect("ranks");
+    let ranks = in_process(2, None).expect("ranks");
     let (mut x, mut y) = (vec![1u8; 8192], vec![1u8; 8192]);
     let signature = Signature::new(Call::of_blocks(SUM, DataType::Uint8, x.len()), 0);
     let place = BufferLocation::Address(x.as_mut_ptr().expose_provenance());
@@ -115,7 +115,7 @@ fn a_rank_that_arrived_is_not_said_to_be_missing() {
 #[test]
 fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
     const LEN: usize = 8192;
-    let ranks = in_process(3).expect("ranks");
+    let ranks = in_process(3, None).expect("ranks");
     let gather = Collective::Gather { root: GroupRank(0) };
     let request = |rank: &HostBackend, x: &mut [u8], deadline| {
         let call = Call::of_blocks(gather, DataType::Uint8, LEN);
@@ -141,7 +141,7 @@ fn a_rank_that_waits_for_another_one_is_not_said_to_be_missing() {
 /// only afterwards.
 #[test]
 fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
-    let mut ranks = in_process(2).expect("ranks");
+    let mut ranks = in_process(2, None).expect("ranks");
     let (peer, failing) = (ranks.pop().expect("rank 1"), ranks.pop().expect("rank 0"));
     let (inside, entered) = channel();
     let (go_on, stopped) = channel::<()>();
@@ -171,7 +171,7 @@ fn a_collective_that_fails_waits_for_a_peer_that_still_reads() {
 /// Two ranks that take each other for ranks of another process.
 fn ranks_of_processes() -> [HostBackend; 2] {
     let memory = SharedMemory::for_threads(Segment::root_size(2, true).byte_len).expect("memory");
-    let world = World::of_one_process(Segment::root(memory, 2, 0..1, true));
+    let world = World::of_one_process(Segment::root(memory, 2, 0..1, true, None));
     HostBackend::of_world(&world, 0..2).try_into().ok().expect("two ranks")
 }
 

@@ -8,6 +8,7 @@ use super::memory::world_memory::WorldMemory;
 use super::process_monitor::{ProcessMonitor, RankProcess};
 use super::protocol::segment::Segment;
 use crate::error::Result;
+use crate::rank::Rank;
 
 /// What the ranks of this process have in common, from which their backends are made.
 pub(crate) struct World {
@@ -20,8 +21,8 @@ pub(crate) struct World {
 
 impl World {
     /// All ranks are threads of this process.
-    pub(crate) fn in_process(world_size: u32) -> Result<Arc<Self>> {
-        Ok(Self::of_one_process(Segment::in_process(world_size)?))
+    pub(crate) fn in_process(world_size: u32, names: Option<Box<[Rank]>>) -> Result<Arc<Self>> {
+        Ok(Self::of_one_process(Segment::in_process(world_size, names)?))
     }
 
     /// The ranks of `root` are all in this process.
@@ -38,9 +39,10 @@ impl World {
         own: usize,
         connections: Vec<(usize, OwnedFd)>,
         pids_are_ours: bool,
+        names: Option<Box<[Rank]>>,
     ) -> Result<Arc<Self>> {
         let world_size = processes.iter().map(|process| process.rank_count).sum();
-        let root = Arc::new(Segment::root(first, world_size, processes[own].ranks(), true));
+        let root = Arc::new(Segment::root(first, world_size, processes[own].ranks(), true, names));
         let monitor = ProcessMonitor::start(processes, own, connections, Arc::clone(&root.domain), pids_are_ours)?;
         Ok(Arc::new(World { root, memory, _monitor: Some(monitor) }))
     }

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 pub(crate) use launcher::LAUNCH_SOCKET;
 pub use launcher::Launcher;
 use launcher::{LAUNCHERS, LauncherVariables};
+pub(super) use rendezvous_point::HOST_ID;
 use rendezvous_point::RENDEZVOUS_PORT;
 use search::Search;
 pub(super) use search::System;

@@ -12,6 +12,10 @@ const ADDRESS: &str = "MASTER_ADDR";
 const PORT: &str = "MASTER_PORT";
 pub(super) const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
 
+/// The variable by which ranks tell machines apart, in place of what the kernel says. Then ranks of
+/// one machine may be taken for those of several.
+pub(in crate::environment) const HOST_ID: &str = "DCL_HOST_ID";
+
 /// Part of the job's name if they are set, whatever the launcher.
 const RUN: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
 
@@ -21,7 +25,7 @@ pub(super) const HYDRA_PROXY: &str = "hydra_pmi_proxy";
 
 /// The variables that are read here, whatever the launcher.
 pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
-    [ADDRESS, PORT, RENDEZVOUS_PORT].into_iter().chain(RUN)
+    [ADDRESS, PORT, RENDEZVOUS_PORT, HOST_ID].into_iter().chain(RUN)
 }
 
 impl Search<'_> {
@@ -52,7 +56,7 @@ impl Search<'_> {
             self.sources.insert("rendezvous", source.to_owned());
             // Two jobs of one launcher may have inherited the same address.
             let of_launcher = name.map_or(String::new(), |(name, _)| format!("/{name}"));
-            if is_loopback(host) {
+            if is_loopback(host) && self.text(HOST_ID).is_none_or(|id| id.is_empty()) {
                 let is_slurm = variables.is_some_and(|v| v.launcher == Launcher::Slurm);
                 if let Some(reason) = several_machines.filter(|_| is_slurm) {
                     self.mistakes.push(format!(

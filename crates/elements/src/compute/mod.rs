@@ -16,7 +16,7 @@ pub use cast::cast;
 pub use copy::{copy, copy_past_cache};
 pub use element_wise::element_wise;
 pub use gather::{copy_rows, gather};
-pub use reduce::{Stored, narrow, reduce, reduce_rounded, round};
+pub use reduce::{Stored, finish, narrow, partial, reduce, reduce_rounded, round};
 
 /// The data type of a Rust type.
 #[cfg(test)]

@@ -111,6 +111,68 @@ pub unsafe fn narrow(wire_type: WireType, source: *const u8, target: *mut u8, el
     });
 }
 
+/// The type and the reduction by which ranks in rank order add their contributions to a partial
+/// result, so that [`finish`] makes of the last one what [`reduce`] makes of all contributions.
+pub fn partial(reduce_op: ReduceOperation, data_type: DataType) -> (DataType, ReduceOperation) {
+    let accumulates = matches!(reduce_op, ReduceOperation::Sum | ReduceOperation::Avg | ReduceOperation::Prod);
+    let is_narrow = data_type.is_float() && data_type.byte_len() < 4;
+    let partial_type = if accumulates && is_narrow { DataType::Float32 } else { data_type };
+    (partial_type, if reduce_op == ReduceOperation::Avg { ReduceOperation::Sum } else { reduce_op })
+}
+
+/// Makes the result of a [`partial`] one over `rank_count` ranks, of which there are two or more.
+///
+/// # Safety
+///
+/// The source is valid for reads of `element_count` elements of the partial type, and the target
+/// for writes of as many of `data_type`, both aligned; they do not overlap, and nothing else writes
+/// them during the call.
+pub unsafe fn finish(
+    reduce_op: ReduceOperation,
+    data_type: DataType,
+    rank_count: usize,
+    source: *const u8,
+    target: *mut u8,
+    element_count: usize,
+) {
+    let buffers = ReduceBuffers { sources: &[source], target, len: element_count };
+    let is_average = reduce_op == ReduceOperation::Avg;
+    float_env::with_default(|| match data_type {
+        DataType::Float64 => finish_floats::<f64, f64>(is_average, rank_count, buffers),
+        DataType::Float32 => finish_floats::<f32, f32>(is_average, rank_count, buffers),
+        _ if partial(reduce_op, data_type).0 == data_type => match data_type {
+            DataType::Int64 if is_average => finish_integers::<i64>(rank_count, buffers),
+            DataType::Int32 if is_average => finish_integers::<i32>(rank_count, buffers),
+            DataType::Int8 if is_average => finish_integers::<i8>(rank_count, buffers),
+            DataType::Uint8 if is_average => finish_integers::<u8>(rank_count, buffers),
+            DataType::Uint32 if is_average => finish_integers::<u32>(rank_count, buffers),
+            DataType::Uint64 if is_average => finish_integers::<u64>(rank_count, buffers),
+            // SAFETY: the caller's promise.
+            _ => unsafe { target.copy_from(source, element_count * data_type.byte_len()) },
+        },
+        DataType::Float16 => finish_floats::<f32, f16>(is_average, rank_count, buffers),
+        DataType::Bfloat16 => finish_floats::<f32, bf16>(is_average, rank_count, buffers),
+        DataType::Float8E4M3 => finish_floats::<f32, F8E4M3>(is_average, rank_count, buffers),
+        _ => finish_floats::<f32, F8E5M2>(is_average, rank_count, buffers),
+    });
+}
+
+fn finish_floats<S: Source<Value: Real>, T: Operand<Value = S::Value>>(
+    is_average: bool,
+    rank_count: usize,
+    buffers: ReduceBuffers<'_>,
+) {
+    let ranks = S::Value::of_count(rank_count);
+    match is_average {
+        true => run::<S, T>(buffers, add, |sum| sum / ranks),
+        false => run::<S, T>(buffers, add, keep),
+    }
+}
+
+fn finish_integers<T: Integer>(rank_count: usize, buffers: ReduceBuffers<'_>) {
+    run::<T, T>(buffers, T::add, |sum| sum.divide(rank_count));
+}
+
 /// The buffers of one reduction, which are as [`reduce`] asks for.
 #[derive(Clone, Copy)]
 struct ReduceBuffers<'a> {

@@ -93,7 +93,8 @@ pub(super) fn receive_start(
     let first = file.map(FIRST, Segment::root_size(participant.world_size, true).byte_len)?;
     let pids_are_valid = namespace.is_some() && namespace == process_namespace();
     let connections = vec![(0, channel.into())];
-    World::between_processes(WorldMemory::Processes(file), first, processes, own, connections, pids_are_valid)
+    let names = participant.names();
+    World::between_processes(WorldMemory::Processes(file), first, processes, own, connections, pids_are_valid, names)
 }
 
 /// The handshake with rank 0's process, whose user has been checked.

@@ -69,7 +69,7 @@ fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
 fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<Arc<World>> {
     let Participant { world_size, first_rank, rank_count, deadline, .. } = *participant;
     if members.is_empty() {
-        return World::in_process(world_size);
+        return World::in_process(world_size, participant.names());
     }
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let mut processes = vec![RankProcess { pid, first_rank, rank_count }];
@@ -93,5 +93,5 @@ fn start(participant: &Participant<'_>, members: Vec<Member>) -> Result<Arc<Worl
     }
     let connections = channels.into_iter().map(OwnedFd::from);
     let connections = (1..).zip(connections).collect();
-    World::between_processes(WorldMemory::Processes(file), first, processes, 0, connections, true)
+    World::between_processes(WorldMemory::Processes(file), first, processes, 0, connections, true, participant.names())
 }

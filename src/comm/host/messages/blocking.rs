@@ -70,7 +70,7 @@ impl Drop for BlockingCall<'_> {
         let own = &self.messenger.own;
         if self.ended.get().is_none() {
             // After an error the communicator is aborted already, and keeps the first reason.
-            own.segment.domain.abort(ErrorKind::Aborted, own.member(), "a panic while a message was under way");
+            own.segment.domain.abort(ErrorKind::Aborted, own.name(), "a panic while a message was under way");
             self.messenger.lock().remove(self.number);
             own.segment.wait_for_accesses(own.rank);
         }
@@ -85,7 +85,7 @@ impl BlockingCall<'_> {
         let own = &self.messenger.own;
         let (messenger, request) = (self.messenger, self.request);
         let warning =
-            |seconds| format!("rank {}: {} has waited for {seconds} s", own.member(), messenger.describe(request));
+            |seconds| format!("rank {}: {} has waited for {seconds} s", own.name(), messenger.describe(request));
         let wait = Wait::until(self.deadline).warning(&warning);
         let mut waiter = Waiter::new(&own.segment.domain, own.member(), wait);
         let mut next_look = deadline_after(PUBLISH_AFTER);
@@ -149,7 +149,7 @@ impl BlockingCall<'_> {
             && let Some(cycle) = self.cycle()
         {
             self.has_warned = true;
-            event!(WARN, "rank {}: {}: ranks wait for each other: {cycle}", self.member(), self.what());
+            event!(WARN, "rank {}: {}: ranks wait for each other: {cycle}", self.messenger.own.name(), self.what());
         }
     }
 
@@ -226,7 +226,7 @@ impl Messenger {
         };
         let what = self.describe(&operation.request);
         let name = |rank: Option<GroupRank>| match rank {
-            Some(rank) => format!("rank {}", self.own.segment.member(rank)),
+            Some(rank) => format!("rank {}", self.own.segment.name(rank)),
             None => "any rank".to_owned(),
         };
         let problem = match operation.stage {
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_send_that_is_answered_waits_for_no_rank() {
         const LEN: usize = 1 << 20;
-        let ranks = in_process(2).expect("ranks");
+        let ranks = in_process(2, None).expect("ranks");
         let (segment, sender, receiver) = (&*ranks[0].own.segment, GroupRank(0), GroupRank(1));
         let until = |is_published: bool| {
             let end = Instant::now() + Duration::from_secs(10);

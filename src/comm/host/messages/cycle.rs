@@ -33,7 +33,8 @@ pub(super) fn describe(domain: &AbortDomain, start: Rank) -> Option<String> {
     while rank.0 < domain.world_size() && parts.len() < domain.world_size() as usize {
         let Awaited { peer, is_send, tag } = Awaited::from_word(domain.awaited(rank))?;
         let verb = if is_send { "sends to" } else { "receives from" };
-        parts.push(format!("rank {rank} {verb} rank {peer} with tag {tag}"));
+        let [waiting, awaited] = [rank, peer].map(|rank| domain.name(rank));
+        parts.push(format!("rank {waiting} {verb} rank {awaited} with tag {tag}"));
         if peer == start {
             return Some(parts.join(", "));
         }
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn only_a_cycle_that_returns_to_the_start_is_described() {
-        let segment = Segment::in_process(4).expect("memory");
+        let segment = Segment::in_process(4, None).expect("memory");
         let domain = &*segment.domain;
         let wait = |rank, peer, is_send, tag| {
             domain.set_awaited(Rank(rank), Awaited { peer: Rank(peer), is_send, tag }.to_word());

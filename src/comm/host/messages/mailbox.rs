@@ -409,7 +409,7 @@ fn check_fit(own: &OwnRank, receive: &Operation, source: GroupRank, envelope: &E
     if data_type == envelope.data_type && envelope.byte_len <= receive.request.byte_len() {
         return Ok(());
     }
-    let [own, sender] = [own.rank, source].map(|rank| own.segment.member(rank));
+    let [own, sender] = [own.rank, source].map(|rank| own.segment.name(rank));
     let sent = envelope.byte_len / envelope.data_type.byte_len();
     let problem = match data_type == envelope.data_type {
         true => format!("{} fit its buffer", count_of(element_count, "element")),

@@ -103,7 +103,7 @@ impl Messenger {
 
     /// A message, as errors and warnings describe it.
     fn describe(&self, request: &MessageRequest) -> String {
-        request.with_ranks(|rank| self.own.segment.member(rank))
+        request.with_ranks(|rank| self.own.segment.name(rank))
     }
 
     /// Checks that the receiver of a send has not left or died.
@@ -145,7 +145,7 @@ impl Messenger {
     /// The error of a message whose peers are gone.
     fn lost(&self, request: &MessageRequest, peers: &[GroupRank]) -> Error {
         let (what, segment) = (self.describe(request), &*self.own.segment);
-        let gone = list_ranks(peers.iter().map(|peer| segment.member(*peer).0));
+        let gone = list_ranks(peers.iter().map(|peer| segment.name(*peer).0));
         error!(PeerLost, "{what}: {gone} {}", segment.how_gone(peers))
     }
 
@@ -163,7 +163,7 @@ impl Messenger {
         }
         let count = self.lock().count_unreceived(&self.own);
         if count > 0 && self.has_warned.set(()).is_ok() {
-            let (own, messages) = (self.own.member(), count_of(count, "message"));
+            let (own, messages) = (self.own.name(), count_of(count, "message"));
             event!(WARN, "rank {own}: the communicator ends with {messages} that this rank did not receive");
         }
     }

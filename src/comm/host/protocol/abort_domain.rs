@@ -25,6 +25,8 @@ pub(crate) struct AbortDomain {
     header: Shared<DomainHeader>,
     wake_flags: Shared<[WakeFlag]>,
     world_size: u32,
+    /// The names of the ranks, if those are not their numbers.
+    names: Option<Box<[Rank]>>,
     /// The ranks of this process.
     local_ranks: Range<u32>,
     processors: OwnProcessors,
@@ -114,10 +116,21 @@ impl AbortDomain {
             header,
             wake_flags,
             world_size,
+            names: None,
             local_ranks,
             processors,
             may_spin: OnceLock::new(),
         }
+    }
+
+    /// Gives each rank another name than its number.
+    pub(crate) fn with_names(self, names: Option<Box<[Rank]>>) -> Self {
+        AbortDomain { names, ..self }
+    }
+
+    /// The rank as errors name it.
+    pub(crate) fn name(&self, rank: Rank) -> Rank {
+        self.names.as_ref().and_then(|names| names.get(rank.index())).copied().unwrap_or(rank)
     }
 
     /// Whether a rank is a thread of this process.
@@ -162,8 +175,8 @@ impl AbortDomain {
         self.header.abort.state.load(Ordering::Acquire) != ALIVE
     }
 
-    /// Ends all communicators of the domain. The first caller's reason is kept (invariant 16). In a
-    /// forked process it does nothing (invariant 21).
+    /// Ends all communicators of the domain, because of a rank with this name. The first caller's
+    /// reason is kept (invariant 16). In a forked process it does nothing (invariant 21).
     pub(crate) fn abort(&self, kind: ErrorKind, rank: Rank, reason: &str) {
         if !self.process.is_current() {
             return;

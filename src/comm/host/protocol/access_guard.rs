@@ -78,7 +78,7 @@ mod tests {
     /// no access begins.
     #[test]
     fn a_failing_rank_waits_until_its_peers_have_no_access() {
-        let segment = Arc::new(Segment::in_process(2).expect("memory"));
+        let segment = Arc::new(Segment::in_process(2, None).expect("memory"));
         let (inside, entered) = channel();
         let (go_on, stopped) = channel::<()>();
         let peer = std::thread::spawn({

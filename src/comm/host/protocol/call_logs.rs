@@ -70,7 +70,7 @@ impl CallLogs {
     }
 
     fn name(&self, rank: GroupRank) -> Rank {
-        self.segment.member(rank)
+        self.segment.name(rank)
     }
 
     /// The error of calls that differ from a peer's.
@@ -193,7 +193,7 @@ mod tests {
     use crate::memory::Address;
 
     fn logs(n: u32) -> Vec<CallLogs> {
-        let segment = Arc::new(Segment::in_process(n).expect("memory"));
+        let segment = Arc::new(Segment::in_process(n, None).expect("memory"));
         segment.ranks().map(|rank| CallLogs::new(&segment, rank).expect("a log")).collect()
     }
 
@@ -371,7 +371,7 @@ mod tests {
             let (id, first) = file.allocate(size, 2, &|| Ok(())).expect("memory");
             let second = file.map(id, size.byte_len).expect("the same memory");
             let of_rank = |(rank, memory)| {
-                let segment = Arc::new(Segment::root(memory, 2, rank..rank + 1, true));
+                let segment = Arc::new(Segment::root(memory, 2, rank..rank + 1, true, None));
                 CallLogs::new(&segment, GroupRank(rank)).expect("a log")
             };
             let ranks: Vec<CallLogs> = [(0, first), (1, second)].map(of_rank).into();

@@ -37,7 +37,7 @@ impl Drop for CallProtocol<'_> {
         }
         // After an error the communicator is aborted already, and keeps the first reason.
         let (segment, rank) = (self.segment, self.rank);
-        segment.domain.abort(ErrorKind::Aborted, segment.member(rank), "a panic inside a collective");
+        segment.domain.abort(ErrorKind::Aborted, segment.name(rank), "a panic inside a collective");
         segment.wait_for_accesses(rank);
     }
 }

@@ -15,7 +15,7 @@ pub(super) mod model;
 mod prefetch;
 mod processors;
 pub(super) mod record;
-mod report;
+pub(crate) mod report;
 pub(super) mod ring;
 pub(super) mod segment;
 pub(super) mod slot;

@@ -39,7 +39,7 @@ pub(crate) fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'stati
 /// what std's `Arc` orders, so the test's thread keeps the world until the others have ended.
 pub(crate) fn ranks(n: u32, spans_processes: bool) -> (Vec<HostBackend>, Arc<World>) {
     let memory = SharedMemory::for_threads(Segment::root_size(n, spans_processes).byte_len).expect("memory");
-    let segment = Segment::root(memory, n, 0..n, spans_processes);
+    let segment = Segment::root(memory, n, 0..n, spans_processes, None);
     // All values have to be constructed before the first thread starts.
     segment.has_lost(Milestone::Done(0));
     segment.domain.has_dead();

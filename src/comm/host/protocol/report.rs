@@ -28,7 +28,7 @@ pub(crate) struct Report<'a> {
 pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Error {
     let call_of = |peer| {
         let header = segment.slot(peer).call_header(sequence)?;
-        Some((segment.member(peer), header.signature()))
+        Some((segment.name(peer), header.signature()))
     };
     difference(segment.ranks().filter_map(call_of), number)
 }
@@ -112,7 +112,7 @@ impl Report<'_> {
     }
 
     fn list(&self, peers: impl Iterator<Item = GroupRank>) -> String {
-        list_ranks(peers.map(|peer| self.segment.member(peer).0))
+        list_ranks(peers.map(|peer| self.segment.name(peer).0))
     }
 
     /// Whether all ranks have arrived, so that some are still moving elements.
@@ -170,7 +170,7 @@ impl Report<'_> {
             false => "not there",
         };
         let verb = if missing.len() == 1 { "is" } else { "are" };
-        let own = segment.member(self.rank);
+        let own = segment.name(self.rank);
         let hint = missing.iter().find_map(|peer| self.segment.domain.callers.hint_about(segment.member(*peer)));
         let label = self.request.label.map_or_else(String::new, |label| format!("{label}: "));
         format!(

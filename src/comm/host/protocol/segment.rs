@@ -127,17 +127,24 @@ impl Segment {
     }
 
     /// The first segment of a new domain, in memory of [`root_size`](Self::root_size).
-    pub(crate) fn root(memory: SharedMemory, world_size: u32, local_ranks: Range<u32>, spans_processes: bool) -> Self {
+    /// `names` are for errors.
+    pub(crate) fn root(
+        memory: SharedMemory,
+        world_size: u32,
+        local_ranks: Range<u32>,
+        spans_processes: bool,
+        names: Option<Box<[Rank]>>,
+    ) -> Self {
         let memory = Arc::new(memory);
-        let domain = Arc::new(AbortDomain::new(&memory, world_size, local_ranks));
+        let domain = Arc::new(AbortDomain::new(&memory, world_size, local_ranks).with_names(names));
         let members = (0..world_size).map(Rank).collect();
         Self::new(domain, 0, members, memory, AbortDomain::byte_len(world_size), spans_processes)
     }
 
     /// The first segment of a new domain, whose ranks are threads of this process.
-    pub(crate) fn in_process(world_size: u32) -> Result<Self> {
+    pub(crate) fn in_process(world_size: u32, names: Option<Box<[Rank]>>) -> Result<Self> {
         let memory = SharedMemory::for_threads(Self::root_size(world_size, false).byte_len)?;
-        Ok(Self::root(memory, world_size, 0..world_size, false))
+        Ok(Self::root(memory, world_size, 0..world_size, false, names))
     }
 
     pub(crate) fn members(&self) -> &[Rank] {
@@ -156,6 +163,11 @@ impl Segment {
     /// A member's rank in the first communicator of the domain.
     pub(crate) fn member(&self, rank: GroupRank) -> Rank {
         self.members[rank.index()]
+    }
+
+    /// A member as errors name it.
+    pub(crate) fn name(&self, rank: GroupRank) -> Rank {
+        self.domain.name(self.member(rank))
     }
 
     pub(crate) fn slot(&self, rank: GroupRank) -> &Slot {
@@ -350,7 +362,7 @@ mod tests {
     use super::*;
 
     fn segment() -> Arc<Segment> {
-        Arc::new(Segment::in_process(2).expect("memory"))
+        Arc::new(Segment::in_process(2, None).expect("memory"))
     }
 
     /// A rank that comes and leaves before, between or after the two looks is not lost.

@@ -21,7 +21,9 @@ impl RunningCall<'_> {
             0 => &[],
             // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
             // returns.
-            _ if !self.has_input_list() => unsafe { std::slice::from_raw_parts(self.request.input.pointer, byte_len) },
+            _ if !self.request.input_list().is_some() => unsafe {
+                std::slice::from_raw_parts(self.request.input.pointer, byte_len)
+            },
             _ => {
                 // SAFETY: there is room for the longest payload.
                 unsafe { self.collect_input(room.as_mut_ptr(), byte_len) };
@@ -66,11 +68,11 @@ impl RunningCall<'_> {
     ///
     /// The target is valid for writes of `byte_len` bytes, the length of the input.
     unsafe fn collect_input(&self, target: *mut u8, byte_len: usize) {
-        let part = if self.has_input_list() { self.request.call.block_bytes() } else { byte_len };
+        let part = if self.request.input_list().is_some() { self.request.call.block_bytes() } else { byte_len };
         for index in 0..byte_len / part.max(1) {
             // SAFETY: by the contract of `Backend` the input holds these bytes until the call
             // returns. The caller promises the target.
-            unsafe { compute::copy(self.input_block(index), target.add(index * part), part) };
+            unsafe { compute::copy(self.request.input_block(index), target.add(index * part), part) };
         }
     }
 
@@ -82,7 +84,7 @@ impl RunningCall<'_> {
     /// Whether this rank takes a rank's elements from the copy. Its own input, unless that is a
     /// list, it reads where it is: a peer may hold the cache lines of the copy.
     fn reads_copy_of(&self, peer: GroupRank) -> bool {
-        peer != self.own.rank || self.has_input_list()
+        peer != self.own.rank || self.request.input_list().is_some()
     }
 
     /// Moves the elements of which ranks have given copies, so that this rank may write its output.
@@ -110,7 +112,9 @@ impl RunningCall<'_> {
             None => {
                 for peer in self.own.segment.ranks().filter(|peer| self.takes_from(*peer)) {
                     // SAFETY: as above, for each block of the output.
-                    unsafe { self.move_elements(input_of(peer), Stored::AsFloat32, self.output_for(peer), block) };
+                    unsafe {
+                        self.move_elements(input_of(peer), Stored::AsFloat32, self.request.output_for(peer), block)
+                    };
                 }
                 Ok(())
             }

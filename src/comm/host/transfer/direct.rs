@@ -38,8 +38,8 @@ impl RunningCall<'_> {
             _ if !call.writes_output(rank) => {}
             Collective::Reduce { reduce_op, .. } | Collective::ReduceScatter { reduce_op } => {
                 // The blocks for this rank are equally long in all inputs.
-                let byte_len = self.block_len(rank, rank) * call.data_type.byte_len();
-                self.reduce(reduce_op, self.source_offset(rank), self.output_for(rank), byte_len, &[])?;
+                let byte_len = self.request.block_len(rank, rank) * call.data_type.byte_len();
+                self.reduce(reduce_op, self.source_offset(rank), self.request.output_for(rank), byte_len, &[])?;
             }
             _ => self.fetch_all()?,
         }
@@ -82,7 +82,7 @@ impl RunningCall<'_> {
         let segment = &*self.own.segment;
         match self.protocol.header(peer).map_or(BufferLocation::Unreachable, buffer) {
             BufferLocation::List(_) if segment.spans_processes => {
-                bail!(System, "rank {} gives a list of addresses, and is in another process", segment.member(peer))
+                bail!(System, "rank {} gives a list of addresses, and is in another process", segment.name(peer))
             }
             // The offset of this rank's block in a list is its place there.
             BufferLocation::List(list) => {
@@ -95,7 +95,7 @@ impl RunningCall<'_> {
             // The buffer begins with what is before the offset.
             location => match self.own.bytes_of(peer, location, offset.saturating_add(byte_len))? {
                 Some(bytes) => Ok(PeerBytes { address: bytes.address.wrapping_add(offset), ..bytes }),
-                None => bail!(System, "rank {} has said nothing of this buffer", segment.member(peer)),
+                None => bail!(System, "rank {} has said nothing of this buffer", segment.name(peer)),
             },
         }
     }
@@ -142,9 +142,9 @@ impl RunningCall<'_> {
         let n = self.own.segment.len();
         for peer in (0..n).map(|i| GroupRank(((self.own.rank.index() + i) % n) as u32)) {
             if self.takes_from(peer) {
-                let byte_len = self.block_len(peer, self.own.rank) * element;
+                let byte_len = self.request.block_len(peer, self.own.rank) * element;
                 let source = self.peer_bytes(peer, CallHeader::input, self.source_offset(peer), byte_len)?;
-                self.copy_in(source.address, self.output_for(peer), byte_len)?;
+                self.copy_in(source.address, self.request.output_for(peer), byte_len)?;
             }
         }
         Ok(())

@@ -89,7 +89,7 @@ impl RunningCall<'_> {
         if call.wire_type.is_none() || call.collective.reduce_op().is_some() || !call.moves(rank, rank) {
             return;
         }
-        let own = self.output_for(rank);
+        let own = self.request.output_for(rank);
         if self.request.input.pointer == own {
             // SAFETY: the output holds the block by the contract of `Backend::run`.
             unsafe { self.move_elements(own, Stored::AsFloat32, own, call.block_bytes()) };

@@ -40,7 +40,7 @@ impl RunningCall<'_> {
         else {
             return Ok(());
         };
-        let (rank, reason) = (self.own.segment.member(peer), printable(&self.reason(peer, header)));
+        let (rank, reason) = (self.own.segment.name(peer), printable(&self.reason(peer, header)));
         self.protocol.progress.leave_out(header.signature());
         if !run.is_request() {
             bail!(RunRefused, "rank {rank} refused run {}: {reason}", run.count());

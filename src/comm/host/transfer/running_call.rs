@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::collective::{Call, Collective, Givers, Purpose, Side};
+use crate::collective::{Call, Collective, Givers, Purpose};
 use crate::comm::backend::{Request, Uneven};
 use crate::comm::host::memory::check_time;
 use crate::comm::host::own_rank::OwnRank;
@@ -12,7 +12,6 @@ use crate::comm::host::protocol::segment::EAGER_BYTES;
 use crate::comm::host::protocol::slot::{BufferLocation, CallBody, CallHeader, PAYLOAD_BYTES};
 use crate::comm::transfer_path::TransferPath;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Address;
 use crate::rank::GroupRank;
 
 /// A list with a value for each rank. It is on the stack, unless there are many ranks.
@@ -181,8 +180,7 @@ impl<'a> RunningCall<'a> {
     fn input_location(&self, input_bytes: usize) -> BufferLocation {
         let list = match &self.request.uneven {
             Some(uneven) => uneven.input,
-            None if self.has_input_list() => self.blocks(),
-            None => &[],
+            None => self.request.input_list().unwrap_or_default(),
         };
         let start = list.first().map_or(self.request.input.pointer, |block| block.pointer);
         let is_one_buffer = list.len() < 2 || self.is_input_packed();
@@ -206,46 +204,12 @@ impl<'a> RunningCall<'a> {
         })
     }
 
-    /// The number of elements that go from one rank to another.
-    pub(super) fn block_len(&self, from: GroupRank, to: GroupRank) -> usize {
-        match self.request.uneven {
-            Some(Uneven { counts, .. }) => counts.len(from, to),
-            None => self.request.call.block_elements,
-        }
-    }
-
     /// The number of elements of a block of this rank's input.
     pub(super) fn input_block_len(&self, index: usize) -> usize {
         let call = &self.request.call;
         match self.request.uneven {
             Some(Uneven { counts, .. }) => counts.input_len(&call.collective, self.own.rank, index),
             None => call.block_elements,
-        }
-    }
-
-    /// This rank's list, if its side with a block for each rank is one.
-    fn blocks(&self) -> &'a [Address] {
-        self.request.blocks.unwrap_or_default()
-    }
-
-    fn has_list_of(&self, side: Side) -> bool {
-        side.is_per_rank && !self.blocks().is_empty()
-    }
-
-    /// Whether this rank's input is a list.
-    pub(super) fn has_input_list(&self) -> bool {
-        self.has_list_of(self.request.call.input())
-    }
-
-    /// The address of a block of this rank's input.
-    pub(super) fn input_block(&self, index: usize) -> *const u8 {
-        let call = self.request.call;
-        if let Some(Uneven { input, .. }) = self.request.uneven {
-            return input[index].pointer;
-        }
-        match self.has_input_list() {
-            true => self.blocks()[index].pointer,
-            false => self.request.input.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 
@@ -256,19 +220,6 @@ impl<'a> RunningCall<'a> {
             _ if !call.input().is_per_rank => 0,
             Some(Uneven { counts, .. }) => counts.offset(giver, rank) * call.data_type.byte_len(),
             None => rank.index() * call.block_bytes(),
-        }
-    }
-
-    /// The address of the block of this rank's output that it takes from a peer.
-    pub(super) fn output_for(&self, peer: GroupRank) -> *mut u8 {
-        let call = self.request.call;
-        let index = if call.output().is_per_rank { peer.index() } else { 0 };
-        if let Some(Uneven { output, .. }) = self.request.uneven {
-            return output[index].pointer;
-        }
-        match self.has_list_of(call.output()) {
-            true => self.blocks()[index].pointer,
-            false => self.request.output.pointer.wrapping_add(index * call.block_bytes()),
         }
     }
 

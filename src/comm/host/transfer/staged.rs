@@ -195,7 +195,7 @@ impl RunningCall<'_> {
     /// Copies a piece of a block of this rank's input into a part of its stage.
     fn stage(&self, part: usize, block: usize, piece: BlockPiece) {
         let call = self.request.call;
-        let source = self.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
+        let source = self.request.input_block(block).wrapping_add(piece.start * call.data_type.byte_len());
         let len = piece.len_in(self.input_block_len(block));
         self.own.segment.write_stage(self.own.rank, piece.round, |stage| {
             let target = stage.wrapping_add(part * piece.most * call.moved_type().byte_len());
@@ -223,7 +223,7 @@ impl RunningCall<'_> {
         let (call, rank) = (self.request.call, self.own.rank);
         let is_per_rank = call.input().is_per_rank;
         if giver == rank && !self.stages_own() {
-            let block = self.input_block(if is_per_rank { rank.index() } else { 0 });
+            let block = self.request.input_block(if is_per_rank { rank.index() } else { 0 });
             return block.wrapping_add(piece.start * call.data_type.byte_len());
         }
         let part = if is_per_rank { self.part_for(rank, giver) } else { 0 };
@@ -234,9 +234,9 @@ impl RunningCall<'_> {
     /// Copies the piece that `giver` gives to this rank into the output.
     fn take(&self, giver: GroupRank, piece: BlockPiece) {
         let element = self.request.call.data_type.byte_len();
-        let len = piece.len_in(self.block_len(giver, self.own.rank));
+        let len = piece.len_in(self.request.block_len(giver, self.own.rank));
         let (source, byte_len) = (self.piece_from(giver, piece), len * element);
-        let target = self.output_for(giver).wrapping_add(piece.start * element);
+        let target = self.request.output_for(giver).wrapping_add(piece.start * element);
         let stored = if giver == self.own.rank { Stored::AsFloat32 } else { Stored::AsWireType };
         // SAFETY: the output holds the block by the contract of `Backend::run`, whose in-place
         // rules let the rank's own piece be the target. A peer wrote its piece before it published
@@ -254,8 +254,8 @@ impl RunningCall<'_> {
     fn reduce_stages(&self, reduce_op: ReduceOperation, piece: BlockPiece) -> Result<()> {
         let element = self.request.call.data_type.byte_len();
         let rank = self.own.rank;
-        let target = self.output_for(rank).wrapping_add(piece.start * element);
-        let byte_len = piece.len_in(self.block_len(rank, rank)) * element;
+        let target = self.request.output_for(rank).wrapping_add(piece.start * element);
+        let byte_len = piece.len_in(self.request.block_len(rank, rank)) * element;
         self.with_addresses(
             |giver| Ok(self.piece_from(giver, piece)),
             |sources| {

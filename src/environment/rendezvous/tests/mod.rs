@@ -144,6 +144,7 @@ fn participant(rank: u32, world_size: u32) -> Participant<'static> {
         world_size,
         first_rank: rank,
         rank_count: 1,
+        names: None,
         deadline: soon(),
     }
 }

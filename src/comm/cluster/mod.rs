@@ -1,0 +1,392 @@
+//! The cluster backend: ranks on several machines without GPUs. On each machine its ranks are a
+//! communicator of the host backend, whose collectives it calls as any caller does. Between
+//! machines a [link](link) moves bytes. The two know nothing of each other.
+//!
+//! A collective has two steps:
+//!
+//! 1. *Agreement* ([`agreement`]). Each rank says its call, with its input if that is short. The
+//!    ranks of a machine gather these on the host, the first of them exchanges them with the other
+//!    machines, and every rank compares all. So every rank has the same error, before an output is
+//!    written.
+//! 2. *Elements*, unless all came with the calls. Blocks that move go over the link, once to each
+//!    machine, and on the host from there ([`movement`]). Reductions go from machine to machine in
+//!    rank order, each rank with its slice ([`reduction`]): the bits are those of one machine.
+//!
+//! [`job`] has what all communicators of a process share, [`inbox`] what has come over the link.
+
+mod agreement;
+mod inbox;
+mod job;
+mod link;
+mod messages;
+mod movement;
+mod placement;
+mod reduction;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use agreement::Calls;
+use job::{FIRST, Job, MOST_UNSENT};
+use placement::Placement;
+
+use super::backend::{Backend, Checked, Request};
+use super::backend_kind::BackendKind;
+use super::host::HostBackend;
+use super::message::{Delivery, MessageRequest, OnEnd};
+use super::rank_lock;
+use super::signature::place_of;
+use super::split::SplitGroup;
+use super::transfer_path::TransferPath;
+use crate::collective::{Call, Collective, Purpose};
+use crate::compute::{self, Stored};
+use crate::data_type::DataType;
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::memory::{Address, Buffer};
+use crate::rank::{GroupRank, Rank};
+use crate::stream::Watch;
+
+pub(super) use link::ucx::{UcxLink, library as ucx_library};
+
+/// What the parts of a collective are on the host backend.
+const PART: Purpose = Purpose::new("a part of a call between machines", crate::collective::PurposeKind::Part);
+
+/// One rank of a communicator whose ranks are on several machines.
+pub(crate) struct ClusterBackend {
+    job: Arc<Job>,
+    /// This machine's ranks of the communicator.
+    host: Arc<HostBackend>,
+    placement: Placement,
+    /// The communicator's number in the job.
+    id: u32,
+    calls: Mutex<Calls>,
+}
+
+impl ClusterBackend {
+    /// The first communicator of a job, whose ranks are on these machines. `host` has those of this
+    /// machine in rank order, and names them by their ranks in the job.
+    fn new(link: Box<dyn link::Link>, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
+        let host = Arc::new(host);
+        let members: Box<[Rank]> = (0..machines.len() as u32).map(Rank).collect();
+        let job = Job::new(link, own, machines, Arc::clone(&host))?;
+        let placement = Placement::new(GroupRank(own.0), members, |rank| job.machines[rank.index()]);
+        Ok(ClusterBackend { job, host, placement, id: FIRST, calls: Mutex::default() })
+    }
+
+    /// See [`new`](Self::new). The link has been connected.
+    pub(super) fn over_ucx(link: UcxLink, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
+        Self::new(Box::new(link), own, machines, host)
+    }
+
+    /// Runs one collective. Any error ends the communicator.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
+        self.job.check_process()?;
+        let calls = rank_lock::enter(&self.calls, request.deadline);
+        let result = calls.and_then(|mut calls| {
+            self.job.check()?;
+            // SAFETY: the caller's promise.
+            let result = unsafe { self.run_entered(&mut calls, request) };
+            result.map_err(|error| match error.kind() {
+                ErrorKind::Disagreement => error,
+                _ => error.about(|| {
+                    let is_counted = request.call.purpose.is_counted();
+                    format!("{} ({})", request.call, place_of(is_counted, calls.counted + u64::from(!is_counted)))
+                }),
+            })
+        });
+        result.map_err(|error| request.label(self.job.end(error)))
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_entered(&self, calls: &mut Calls, request: &Request<'_>) -> Result<()> {
+        let agreed = self.agree(calls, request)?;
+        let call = &request.call;
+        if call.block_elements == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            if let Some(inputs) = agreed.inputs(request, self.placement.len()) {
+                self.take_inputs(request, &inputs);
+                return Ok(());
+            }
+            let Some(wire_type) = call.wire_type else { return self.move_elements(request) };
+            // Each contribution is rounded once. The rounded numbers are float32 then.
+            let input_bytes =
+                if call.reads_input(self.placement.own) { call.input_bytes(self.placement.len()) } else { 0 };
+            let mut rounded = link::Bytes::zeroed(input_bytes);
+            let block = call.block_bytes();
+            for index in 0..input_bytes.checked_div(block).unwrap_or(0) {
+                let (from, to) = (request.input_block(index), rounded[index * block..].as_mut_ptr());
+                compute::round(wire_type, Stored::AsFloat32, from, to, call.block_elements);
+            }
+            let call = Call { wire_type: None, ..*call };
+            let output_list = if call.input().is_per_rank { None } else { request.blocks };
+            let input = Address::host(rounded.as_ptr());
+            self.move_elements(&Request { call, input, blocks: output_list, ..*request })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backend::run`]. The ranks have agreed.
+    unsafe fn move_elements(&self, request: &Request<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match request.call.collective {
+                Collective::AllGather | Collective::Broadcast { .. } => self.move_to_all(request),
+                Collective::Gather { .. } | Collective::Scatter { .. } | Collective::AllToAll => {
+                    self.move_pairwise(request)
+                }
+                Collective::AllReduce { reduce_op }
+                | Collective::Reduce { reduce_op, .. }
+                | Collective::ReduceScatter { reduce_op } => self.reduce(request, reduce_op),
+            }
+        }
+    }
+
+    /// Makes the output of a call from the inputs of all ranks.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`]. Each input is as long as the call says.
+    unsafe fn take_inputs(&self, request: &Request<'_>, inputs: &[*const u8]) {
+        let (call, own) = (&request.call, self.placement.own);
+        if !call.writes_output(own) || request.is_in_place_root(own) {
+            return;
+        }
+        let offset = if call.input().is_per_rank { own.index() * call.block_bytes() } else { 0 };
+        let block_of = |rank: GroupRank| inputs[rank.index()].wrapping_add(offset);
+        // SAFETY: the caller's promise: the block is in each input, and the output holds it. The
+        // inputs are copies.
+        unsafe {
+            match (call.collective.reduce_op(), call.wire_type) {
+                (Some(reduce_op), wire_type) => {
+                    let sources: Vec<*const u8> = self.placement.ranks().map(block_of).collect();
+                    let (target, count) = (request.output.pointer, call.block_elements);
+                    match wire_type {
+                        None => compute::reduce(reduce_op, call.data_type, &sources, target, count),
+                        Some(wire) => {
+                            compute::reduce_rounded(reduce_op, wire, Stored::AsFloat32, &sources, target, count);
+                        }
+                    }
+                }
+                (None, wire_type) => {
+                    for rank in self.placement.ranks().filter(|rank| call.moves(*rank, own)) {
+                        let (from, to) = (block_of(rank), request.output_for(rank));
+                        match wire_type {
+                            None => compute::copy(from, to, call.block_bytes()),
+                            Some(wire) => compute::round(wire, Stored::AsFloat32, from, to, call.block_elements),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a part of a call among this machine's ranks.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_on_host(&self, request: &Request<'_>) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Checked { backend: Some(&*self.host), request }.run() }
+    }
+
+    /// Gives every rank of this machine the blocks of all of them, of these lengths, in bytes.
+    /// `outputs` are where they go.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn gather_on_host(
+        &self,
+        lens: impl Fn(usize) -> usize,
+        input: *const u8,
+        outputs: &[Address],
+        deadline: Instant,
+    ) -> Result<()> {
+        let n = self.placement.local_ranks().len();
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.run_uneven_on_host(
+                Collective::AllGather,
+                |from, _| lens(from),
+                &[Address::host(input)],
+                outputs,
+                n,
+                deadline,
+            )
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run_uneven_on_host(
+        &self,
+        collective: Collective<GroupRank>,
+        len: impl Fn(usize, usize) -> usize,
+        input: &[Address],
+        output: &[Address],
+        n: usize,
+        deadline: Instant,
+    ) -> Result<()> {
+        let counts = crate::collective::BlockCounts::of(n, len);
+        let longest = counts.longest();
+        if longest == 0 {
+            return Ok(());
+        }
+        let call = Call::of_blocks(collective, DataType::Uint8, longest).for_purpose(PART);
+        let uneven = super::backend::Uneven { counts: &counts, input, output };
+        let null = Address::host(std::ptr::null());
+        let request = Request { uneven: Some(&uneven), ..Request::new(call, [null; 2], deadline) };
+        // SAFETY: the caller's promise.
+        unsafe { self.run_on_host(&request) }
+    }
+
+    /// Waits until the link has room for more.
+    fn wait_for_room(&self, deadline: Instant) -> Result<()> {
+        if self.job.unsent() < MOST_UNSENT {
+            return Ok(());
+        }
+        let room = || Ok((self.job.unsent() < MOST_UNSENT).then_some(()));
+        self.job.wait(deadline, &|| "other machines did not take what this rank sends".to_owned(), room)
+    }
+
+    /// The greatest of the numbers that the ranks give. Collective.
+    fn greatest(&self, purpose: Purpose, number: u32, deadline: Instant) -> Result<u32> {
+        let own = i64::from(number);
+        let mut greatest = 0i64;
+        let reduce_op = crate::collective::ReduceOperation::Max;
+        let call = Call::of_blocks(Collective::AllReduce { reduce_op }, DataType::Int64, 1).for_purpose(purpose);
+        let sides = [Address::host((&raw const own).cast()), Address::host((&raw mut greatest).cast())];
+        // SAFETY: both hold one element, and are locals.
+        unsafe { self.run_request(&Request::new(call, sides, deadline))? };
+        Ok(u32::try_from(greatest).unwrap_or(u32::MAX))
+    }
+
+    /// This rank's group on this machine, as the host backend splits it off.
+    fn local_group(&self, group: &SplitGroup) -> SplitGroup {
+        let own_machine = self.placement.own_machine();
+        let local = |rank: &&Rank| self.placement.machine_of(GroupRank(rank.0)) == own_machine;
+        let ranks: Vec<GroupRank> = group.members.iter().filter(local).map(|rank| GroupRank(rank.0)).collect();
+        let own = ranks.iter().position(|rank| *rank == self.placement.own).unwrap_or_default();
+        let members = ranks.iter().map(|rank| Rank(self.placement.local_index(*rank) as u32)).collect();
+        SplitGroup { members, rank: GroupRank(own as u32) }
+    }
+}
+
+impl Backend for ClusterBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Ucx
+    }
+
+    fn rank(&self) -> Rank {
+        Rank(self.placement.own.0)
+    }
+
+    fn world_size(&self) -> u32 {
+        self.placement.len() as u32
+    }
+
+    fn origin(&self, rank: Rank) -> Rank {
+        self.placement.member(GroupRank(rank.0))
+    }
+
+    fn latest_path(&self) -> Option<TransferPath> {
+        None
+    }
+
+    unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
+        let [Checked { request, .. }] = calls else { bail!(System, "no calls on the host can be grouped") };
+        // SAFETY: the caller's promise.
+        unsafe { self.run_request(request) }
+    }
+
+    fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        // SAFETY: without elements no buffer is used.
+        unsafe { self.run_request(&Request::barrier(Purpose::MONITORED_BARRIER, deadline)) }
+    }
+
+    unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
+        self.job.check_process()?;
+        self.job.check()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_one(message, deadline) }
+    }
+
+    unsafe fn start_messages(&self, messages: Vec<(MessageRequest, OnEnd)>, deadline: Instant) -> Result<()> {
+        self.job.check_process()?;
+        self.job.check()?;
+        for (message, on_end) in messages {
+            // SAFETY: the caller's promise.
+            unsafe { self.begin(message, on_end, deadline) };
+        }
+        Ok(())
+    }
+
+    fn finalize(&self) {
+        let count = self.job.inbox().unreceived(self.id);
+        if count > 0 {
+            let messages = crate::util::text::count_of(count, "message");
+            crate::util::log::event!(
+                WARN,
+                "rank {}: the communicator ends with {messages} that this rank did not receive",
+                self.job.own
+            );
+        }
+    }
+
+    fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
+        let base = self.greatest(Purpose::SPLIT, self.job.next_communicator(), deadline)?;
+        let end = |error: Error| self.job.end(error.about(|| "split".to_owned()));
+        self.job.reserve_communicators(base.saturating_add(self.world_size())).map_err(end)?;
+        let local = group.map(|group| self.local_group(group));
+        let host = self.host.split_off(local.as_ref(), deadline).map_err(end)?;
+        let Some((group, host)) = group.zip(host) else { return Ok(None) };
+        let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
+        let placement = Placement::new(group.rank, members, |rank| self.job.machines[rank.index()]);
+        let (job, host, id) = (Arc::clone(&self.job), Arc::new(host), base + group.id());
+        Ok(Some(Box::new(ClusterBackend { job, host, placement, id, calls: Mutex::default() })))
+    }
+
+    fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
+        self.host.allocate(byte_len, deadline).map_err(|error| self.job.end(error))
+    }
+
+    fn check_peers(&self) -> Result<()> {
+        self.check()?;
+        self.host.check_peers()
+    }
+
+    fn abort(&self, kind: ErrorKind, reason: &str) {
+        self.job.abort(kind, reason);
+    }
+}
+
+impl Watch for ClusterBackend {
+    fn check(&self) -> Result<()> {
+        self.job.check_process()?;
+        self.job.check()
+    }
+
+    fn fail(&self, error: Error) -> Error {
+        self.job.end(error)
+    }
+}
+
+impl Drop for ClusterBackend {
+    fn drop(&mut self) {
+        self.job.leave(self.id, self.placement.members());
+    }
+}
