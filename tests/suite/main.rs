@@ -17,6 +17,7 @@ mod gloo;
 mod layers;
 mod limits;
 mod local_layers;
+mod machines;
 mod messages;
 mod moved_types;
 mod nccl;

@@ -17,6 +17,7 @@ use distcollective::{Communicator, DataType, Environment, ErrorKind, Rank, Reduc
 use crate::bootstrap::{bootstrap_all, rank_builder};
 use crate::conformance::{Place, deadline, quarters, run_quarter};
 use crate::eager;
+use crate::machines;
 use crate::ranks::{DEADLINE, wait_all};
 use crate::uneven;
 
@@ -80,6 +81,9 @@ fn child() {
     let numbers = std::env::var(NUMBERS).expect("numbers");
     let numbers: Vec<u32> = numbers.split(' ').map(|number| number.parse().expect("a number")).collect();
     let [world_size, first_rank, local_ranks, quarter] = numbers[..] else { panic!("four numbers") };
+    if let Some(role) = role.strip_prefix(machines::ROLES) {
+        return machines::play(role, quarter as usize).unwrap_or_else(|error| panic!("{error}"));
+    }
     crate::deaths::forbid_what_the_test_forbids();
     crate::limits::limit_what_the_test_limits();
     let before = kept();
@@ -341,7 +345,7 @@ fn an_environment_can_follow_another() {
         assert!(success, "{text}");
     }
     let error = "mps".parse::<BackendKind>().expect_err("no such backend");
-    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\" and \"auto\"");
+    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\", \"ucx\" and \"auto\"");
 }
 
 /// A quarter of the conformance suite on processes with these numbers of ranks.

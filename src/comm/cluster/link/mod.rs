@@ -102,6 +102,13 @@ impl Tag {
         u64::from(communicator) << 36 | (channel as u64) << 32 | u64::from(number) << 16 | u64::from(from.0 as u16)
     }
 
+    /// Whether a word is that of a rank that leaves, and another message is of the same rank.
+    fn is_leave_after(earlier: u64, word: u64) -> bool {
+        let of = |word| Tag::from_word(word).map(|(from, tag)| (from, tag.channel));
+        of(word)
+            .is_some_and(|(from, channel)| channel == Channel::Leave && Some(from) == of(earlier).map(|(from, _)| from))
+    }
+
     fn from_word(word: u64) -> Option<(Rank, Self)> {
         let channel = *Channel::ALL.get((word >> 32 & 15) as usize)?;
         let tag = Tag { communicator: (word >> 36) as u32, channel, number: (word >> 16) as u16 };

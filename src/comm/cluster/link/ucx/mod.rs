@@ -294,7 +294,8 @@ impl Link for UcxLink {
     }
 }
 
-/// Moves the messages that are whole to `arrivals`. Those with one word stay in their order.
+/// Moves the messages that are whole to `arrivals`. Those with one word stay in their order, and a
+/// rank that leaves has left after all that it sent before.
 fn take_whole(receives: &mut VecDeque<Receive>, arrivals: &mut Vec<Arrival>) -> Result<()> {
     let mut waiting: Vec<u64> = Vec::new();
     let mut index = 0;
@@ -306,7 +307,8 @@ fn take_whole(receives: &mut VecDeque<Receive>, arrivals: &mut Vec<Arrival>) -> 
             receive.request = None;
             check("a message did not come whole", status)?;
         }
-        if receive.request.is_some() || waiting.contains(&receive.word) {
+        let is_before = |earlier: &u64| *earlier == receive.word || Tag::is_leave_after(*earlier, receive.word);
+        if receive.request.is_some() || waiting.iter().any(is_before) {
             waiting.push(receive.word);
             index += 1;
             continue;
