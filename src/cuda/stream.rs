@@ -11,6 +11,7 @@ use super::device::Visit;
 use super::driver::check;
 use super::graph::CapturedGraph;
 use super::memory::new_generation;
+use super::owner::Owner;
 use super::point::{Point, StreamState};
 use super::sys::{self, CUstream, CUstreamCaptureStatus};
 use crate::error::{Result, bail};
@@ -18,12 +19,23 @@ use crate::error::{Result, bail};
 /// How long aborted work may take to end.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A CUDA stream, borrowed from the caller or made by the library, and what is known of its work.
+/// A CUDA stream, and what is known of its work.
 pub(crate) struct CudaStream {
     state: Arc<StreamState>,
-    is_own: bool,
+    origin: StreamOrigin,
     id: u64,
     alive: Arc<()>,
+}
+
+/// Who destroys the driver's stream, and when.
+enum StreamOrigin {
+    /// The library, when its work has ended.
+    Library,
+    /// The caller, after the library's last use.
+    Caller,
+    /// The owner's drop, or another library later. The library drops the owner when the work has
+    /// ended.
+    Owner(Owner),
 }
 
 impl CudaStream {
@@ -33,16 +45,16 @@ impl CudaStream {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, sys::CU_STREAM_NON_BLOCKING) })?;
-        Ok(Self::with(device, raw, true))
+        Ok(Self::with(device, raw, StreamOrigin::Library))
     }
 
-    /// The caller's stream.
+    /// The caller's stream, or that of an owner.
     ///
     /// # Safety
     ///
     /// `raw` is null or a stream of this device's primary context, and exists as long as this value
-    /// and work that it enqueues.
-    pub(crate) unsafe fn borrowed(device: &Arc<Device>, raw: *mut c_void) -> Result<Self> {
+    /// and work that it enqueues, or as the owner.
+    pub(crate) unsafe fn borrowed(device: &Arc<Device>, raw: *mut c_void, owner: Option<Owner>) -> Result<Self> {
         let _current = device.enter()?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the caller promises a live stream or null; the call writes one pointer.
@@ -50,16 +62,17 @@ impl CudaStream {
         if context != device.context() {
             bail!(InvalidArgument, "the stream is not one of GPU {}, or not of its primary context", device.ordinal());
         }
-        Ok(Self::with(device, raw.cast(), false))
+        Ok(Self::with(device, raw.cast(), owner.map_or(StreamOrigin::Caller, StreamOrigin::Owner)))
     }
 
-    fn with(device: &Arc<Device>, raw: CUstream, is_own: bool) -> Self {
+    fn with(device: &Arc<Device>, raw: CUstream, origin: StreamOrigin) -> Self {
         // The driver may reuse the handle of an own stream while work of the destroyed one still
         // runs. A caller destroys a stream only when its work has ended.
+        let is_own = matches!(origin, StreamOrigin::Library);
         let id = if is_own { 2 * new_generation() + 1 } else { raw.addr() as u64 };
         let state = Arc::new(StreamState::new(device, raw));
         device.add_stream(&state);
-        CudaStream { state, is_own, id, alive: Arc::default() }
+        CudaStream { state, origin, id, alive: Arc::default() }
     }
 
     /// A reference that dies with the stream.
@@ -93,6 +106,13 @@ impl CudaStream {
         }
         match self.state.capture_status()? {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE if matches!(self.origin, StreamOrigin::Owner(_)) => {
+                bail!(
+                    Unsupported,
+                    "the stream is being captured, and the library got it with an owner; the graph might outlive what \
+                     is recorded; Stream::from_raw_cuda gives a stream that records"
+                )
+            }
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
             _ => bail!(
                 InvalidArgument,
@@ -151,29 +171,37 @@ impl fmt::Debug for CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
+        let (state, caller) = (Arc::clone(&self.state), StreamOrigin::Caller);
+        let origin = std::mem::replace(&mut self.origin, caller);
         if !self.device().is_here() {
-            return;
+            return std::mem::forget(origin);
         }
-        let (state, is_own) = (Arc::clone(&self.state), self.is_own);
+        let is_callers = matches!(origin, StreamOrigin::Caller);
         // The caller may destroy his stream at once.
-        if !is_own {
+        if is_callers {
             state.close();
         }
         let kept = state.take_kept();
-        if !is_own && kept.is_empty() {
+        if is_callers && kept.is_empty() {
             return;
         }
         self.device().release_later("a stream that was dropped", move || {
             // The end of work is not known if the caller dropped the stream during a capture.
             kept.into_iter().filter(|(end, _)| !matches!(end.is_done(), Ok(true))).for_each(std::mem::forget);
             state.device().remove_stream(&state);
-            if is_own {
+            if !is_callers {
                 state.close();
+            }
+            match origin {
                 // SAFETY: `new` made the stream, it is destroyed once, and no thread uses it after
                 // `close`.
-                check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(state.raw()) })?;
+                StreamOrigin::Library => check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(state.raw()) }),
+                StreamOrigin::Caller => Ok(()),
+                StreamOrigin::Owner(owner) => {
+                    drop(owner);
+                    Ok(())
+                }
             }
-            Ok(())
         });
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::MemorySpace;
-use crate::cuda::{CudaStream, Device, DeviceMemory, PinnedMemory};
+use crate::cuda::{CudaStream, Device, DeviceMemory, Owner, PinnedMemory};
 use crate::data_type::DataType;
 use crate::element::Element;
 use crate::error::{Result, bail};
@@ -76,6 +76,11 @@ pub(crate) trait Lease: Send + Sync {
 
     /// The GPU that the memory is on; `None` for host memory.
     fn device(&self) -> Option<&Arc<Device>> {
+        None
+    }
+
+    /// What keeps the memory, if that is a value of the program's.
+    fn owner(&mut self) -> Option<&mut Owner> {
         None
     }
 }
@@ -223,6 +228,13 @@ impl Buffer {
         match &self.memory {
             BufferMemory::Heap { .. } => None,
             BufferMemory::Leased(lease) => Some(&**lease),
+        }
+    }
+
+    pub(super) fn lease_mut(&mut self) -> Option<&mut dyn Lease> {
+        match &mut self.memory {
+            BufferMemory::Heap { .. } => None,
+            BufferMemory::Leased(lease) => Some(&mut **lease),
         }
     }
 

@@ -102,6 +102,22 @@ impl<'a> TensorView<'a> {
         TensorView { raw, borrow: PhantomData }
     }
 
+    /// A view of elements at an address in `space`, such as those of another library's tensor.
+    ///
+    /// # Safety
+    ///
+    /// During `'a` the elements are valid, initialized and not written, and the address is aligned
+    /// to them.
+    pub unsafe fn from_raw_parts(
+        space: MemorySpace,
+        address: *const u8,
+        data_type: DataType,
+        element_count: usize,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::from_raw(RawTensor::flat(space, address.cast_mut(), data_type, element_count)) }
+    }
+
     pub(crate) fn raw(&self) -> &RawTensor {
         &self.raw
     }
@@ -130,6 +146,22 @@ impl<'a> TensorViewMut<'a> {
     /// `raw` says, and used through this view only.
     pub(crate) unsafe fn from_raw(raw: RawTensor) -> Self {
         TensorViewMut { raw, lease: None, borrow: PhantomData }
+    }
+
+    /// A view of elements at an address in `space`, such as those of another library's tensor.
+    ///
+    /// # Safety
+    ///
+    /// During `'a` the elements are valid, initialized and used through this view only, and the
+    /// address is aligned to them.
+    pub unsafe fn from_raw_parts(
+        space: MemorySpace,
+        address: *mut u8,
+        data_type: DataType,
+        element_count: usize,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::from_raw(RawTensor::flat(space, address, data_type, element_count)) }
     }
 
     pub(crate) fn raw(&mut self) -> &RawTensor {

@@ -18,7 +18,7 @@ pub(crate) use work::WorkEnd;
 pub use work::{EnqueueError, Work, WorkError};
 pub use work_future::WorkFuture;
 
-use crate::cuda::{CudaStream, Device};
+use crate::cuda::{CudaStream, Device, Owner};
 use crate::error::{Result, bail};
 use crate::issue_order::{Extent, IssueOrder};
 use crate::util::interrupt;
@@ -35,7 +35,7 @@ const SYNCHRONIZE_TIMEOUT: Duration = Duration::from_secs(600);
 /// |---|---|---|---|
 /// | [`inline`](Self::inline) | on the caller's thread | the work is done | host or GPU |
 /// | [`worker`](Self::worker) | on a thread of the stream, in order | the work is in the stream's queue | host or GPU |
-/// | [`cuda`](Self::cuda), [`from_raw_cuda`](Self::from_raw_cuda) | on the GPU, in order | the work is enqueued on the GPU | GPU |
+/// | [`cuda`](Self::cuda), `from_raw_cuda…` | on the GPU, in order | the work is enqueued on the GPU | GPU |
 ///
 /// A worker stream lets a rank compute while a collective runs. It costs a wake-up of its thread
 /// for each piece of work. CUDA streams are for communicators on GPUs.
@@ -119,12 +119,43 @@ impl Stream {
     /// - `InvalidArgument`: `stream` belongs to another GPU or another context.
     /// - `System`: CUDA reports an error.
     pub unsafe fn from_raw_cuda(stream: *mut c_void, ordinal: u32) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::borrowed_cuda(stream, ordinal, None) }
+    }
+
+    /// The CUDA stream of another library on GPU `ordinal`, which exists until `owner` is dropped.
+    /// The library drops `owner` on a thread of its own, after all clones of this `Stream` and
+    /// after the end of all work that was enqueued through them.
+    ///
+    /// If the stream is being captured, a call on it is an error: the library does not know whether
+    /// the graph outlives the memory.
+    ///
+    /// # Safety
+    ///
+    /// `stream` belongs to the GPU's primary context, and exists until `owner` is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_raw_cuda`](Self::from_raw_cuda).
+    pub unsafe fn from_raw_cuda_with_owner(
+        stream: *mut c_void,
+        ordinal: u32,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::borrowed_cuda(stream, ordinal, Some(Owner::new(owner))) }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`CudaStream::borrowed`].
+    unsafe fn borrowed_cuda(stream: *mut c_void, ordinal: u32, owner: Option<Owner>) -> Result<Self> {
         const PER_THREAD: usize = 2;
         if stream.addr() == PER_THREAD {
             bail!(Unsupported, "CUDA's per-thread default stream is another one on each thread; make one of your own");
         }
         // SAFETY: the caller promises what `borrowed` asks for.
-        let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream)? };
+        let stream = unsafe { CudaStream::borrowed(&Device::open(ordinal)?, stream, owner)? };
         Ok(Stream { kind: Kind::Cuda(Arc::new(stream)) })
     }
 

@@ -109,10 +109,7 @@ impl Communicator {
             let one = if matches!(collective, Collective::Scatter { .. }) { output } else { input };
             return self.list_task(collective, one, list, None, stream);
         }
-        let can_use_output = collective.operation().geometry().can_use_one_buffer();
-        let input = input.or(output.filter(|_| can_use_output));
-        let request = self.eager_request(collective, [input.as_ref(), output.as_ref()])?;
-        RawCollective::checked(self, request, stream)
+        self.task_on(collective, input, output, stream)
     }
 }
 

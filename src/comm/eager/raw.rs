@@ -9,7 +9,7 @@ use crate::collective::{Call, Collective, Purpose};
 use crate::comm::{Backend, Checked, Communicator, CountedRun, Request, RunCounter};
 use crate::cuda::CudaStream;
 use crate::error::{Error, Result, bail};
-use crate::memory::{Address, RawTensor};
+use crate::memory::{Address, RawTensor, TensorView, TensorViewMut};
 use crate::moved_type::TransferType;
 use crate::rank::Rank;
 use crate::stream::{Stream, Task, Watch, Work};
@@ -137,6 +137,44 @@ impl Communicator {
             }
         };
         Ok(self.submit(task, stream))
+    }
+
+    /// [`collective`](Self::collective) on a stream, with borrowed tensors. An absent input is the
+    /// output's memory where the operation can use one buffer. Collective.
+    ///
+    /// # Safety
+    ///
+    /// Until the work is done, and for ever if it is leaked before, the tensors that this rank uses
+    /// are valid, and nothing else uses their memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`collective`](Self::collective); those of arguments and buffers from this call,
+    /// all others from [`Work::wait`].
+    pub unsafe fn enqueue_views(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<TensorView<'_>>,
+        output: Option<TensorViewMut<'_>>,
+        stream: &Stream,
+    ) -> Result<Work<RawCollective>> {
+        let output = output.map(|mut output| *output.raw());
+        let input = input.map(|input| *input.raw());
+        Ok(self.submit(self.task_on(collective, input, output, stream)?, stream))
+    }
+
+    /// A collective on tensors. An absent input is the output's memory where the operation can use
+    /// one buffer.
+    pub(super) fn task_on(
+        &self,
+        collective: Collective<Rank>,
+        input: Option<RawTensor>,
+        output: Option<RawTensor>,
+        stream: &Stream,
+    ) -> Result<RawCollective> {
+        let input = input.or(output.filter(|_| collective.operation().geometry().can_use_one_buffer()));
+        let request = self.eager_request(collective, [input.as_ref(), output.as_ref()])?;
+        RawCollective::checked(self, request, stream)
     }
 
     /// [`barrier`](Self::barrier) on a stream: the work ends when every rank has come to it.
