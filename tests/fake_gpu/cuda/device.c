@@ -5,6 +5,7 @@
 #define DEEPEST_STACK 16
 #define COMPUTE_CAPABILITY_MAJOR 75
 #define COMPUTE_CAPABILITY_MINOR 76
+#define MEMORY_POOLS_SUPPORTED 115
 
 bool initialized, is_over;
 
@@ -126,6 +127,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     };
     *value = attribute == COMPUTE_CAPABILITY_MAJOR ? (int)(capability / 10)
            : attribute == COMPUTE_CAPABILITY_MINOR ? (int)(capability % 10)
+           : attribute == MEMORY_POOLS_SUPPORTED   ? (int)environment_number("FAKE_CUDA_POOLS", 0)
                                                    : 0;
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         if (values[i].attribute == attribute)

@@ -1,6 +1,6 @@
 /*
- * The interface of the fake driver: the part of CUDA 13's driver interface that this library has,
- * with its names and numbers, and a few functions of its own.
+ * The interface of the fake driver: the part of CUDA 13's driver interface that this library,
+ * NCCL and cudarc call, with its names and numbers, and a few functions of its own.
  *
  * The model:
  *   - A device address is a host address.
@@ -21,6 +21,7 @@
  *   FAKE_CUDA_SM        their compute capability (90)
  *   FAKE_CUDA_VERSION   what cuDriverGetVersion says
  *   FAKE_CUDA_MEMORY    the memory of each in bytes (1 GiB)
+ *   FAKE_CUDA_POOLS     whether they say that they have pools, for cuMemAllocAsync (0)
  *   FAKE_CUDA_EXIT_MS   how long the exit handler takes that cuInit has registered (0); a call
  *                       after its beginning ends the process with an error
  *   FAKE_CUDA_FAULTS    function:nth:error, separated by commas: the nth call (from 1, of all

@@ -209,6 +209,30 @@ EXPORT CUresult fake_cuda_unmap(CUdeviceptr address) {
     return LOCKED(drop((void *)(uintptr_t)address, false, DOES_NOT_WAIT));
 }
 
+/* From a pool: the memory is there at once, and cudaMalloc has not made it. */
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream) {
+    (void)stream;
+    return address == NULL || size == 0 ? CUDA_ERROR_INVALID_VALUE : fake_cuda_map(address, size);
+}
+
+static void free_in_turn(void *address) {
+    if (LOCKED(drop(address, false, DOES_NOT_WAIT)) != CUDA_SUCCESS)
+        fatal("cuMemFreeAsync: there is no memory at %p", address);
+}
+
+static CUresult free_on(CUstream handle, CUdeviceptr address) {
+    struct stream *stream;
+    TRY(stream_for_work(handle, &stream));
+    struct operation operation = {
+        .kind = OPERATION_HOST, .host = {.function = free_in_turn, .data = (void *)(uintptr_t)address}};
+    return stream_submit(stream, &operation);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    ENTER(CONTEXT);
+    return address == 0 ? CUDA_SUCCESS : LOCKED(free_on(stream, address));
+}
+
 static CUresult get_info(size_t *free_bytes, size_t *total_bytes) {
     *total_bytes = total();
     *free_bytes = *total_bytes - used[current_context()->device];

@@ -51,6 +51,8 @@ library!(Cuda, "libcuda.so.1", {
     context_synchronize = "cuCtxSynchronize"() -> c_int;
     memory_allocate = "cuMemAlloc_v2"(*mut u64, usize) -> c_int;
     memory_free = "cuMemFree_v2"(u64) -> c_int;
+    memory_allocate_on = "cuMemAllocAsync"(*mut u64, usize, Handle) -> c_int;
+    memory_free_on = "cuMemFreeAsync"(u64, Handle) -> c_int;
     memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize) -> c_int;
     pinned_allocate = "cuMemHostAlloc"(*mut Handle, usize, c_uint) -> c_int;
     pinned_free = "cuMemFreeHost"(Handle) -> c_int;

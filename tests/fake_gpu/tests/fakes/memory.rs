@@ -264,3 +264,18 @@ test_in_child!(virtual_memory_in_use_is_not_unmapped, Current, &[], aborts "unma
     ok((cuda().set_on)(address, 1, 1, stream));
     let _ = (cuda().virtual_unmap)(address, PIECE);
 });
+
+test_in_child!(pools_free_in_the_order_of_a_stream, Current, &[("FAKE_CUDA_POOLS", "1")], || {
+    use_device(0);
+    let (stream, gate, mut pools, mut address) = (stream(), Gate::new(), 0, 0);
+    ok((cuda().device_attribute)(&mut pools, 115, 0));
+    assert_eq!(pools, 1);
+    ok((cuda().memory_allocate_on)(&mut address, 4, stream));
+    gate.close(stream);
+    ok((cuda().set_on)(address, 1, 4, stream));
+    ok((cuda().memory_free_on)(address, stream));
+    assert_eq!(live(c"device memory"), 1);
+    gate.open();
+    synchronize(stream);
+    assert_eq!(live(c"device memory"), 0);
+});
