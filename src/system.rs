@@ -154,6 +154,15 @@ pub fn nvrtc_version(timeout: Duration) -> Result<(i32, i32)> {
     bounded("asking NVRTC for its version", timeout, cuda::nvrtc_version)
 }
 
+/// The version of UCX, which moves elements between machines without GPUs: (1, 13).
+///
+/// # Errors
+///
+/// There is no UCX from 1.11 on.
+pub fn ucx_version() -> Result<(i32, i32)> {
+    comm::ucx_version()
+}
+
 /// Makes a call that may hang.
 fn bounded<T: Send + 'static>(
     what: &'static str,

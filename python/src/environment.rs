@@ -107,6 +107,7 @@ fn backend_kind(name: &str) -> PyResult<BackendKind> {
     match name {
         "gloo" | "host" => Ok(BackendKind::Host),
         "nccl" => Ok(BackendKind::Nccl),
+        "ucx" => Ok(BackendKind::Ucx),
         _ => Err(PyValueError::new_err(format!("there is no backend {name:?}"))),
     }
 }

@@ -252,9 +252,9 @@ pub(crate) fn ucx_link(rank: Rank, world_size: u32) -> Result<(UcxLink, Vec<u8>)
     UcxLink::new(rank, world_size)
 }
 
-/// The name and version of UCX as it is loaded.
-pub(crate) fn ucx_library() -> Result<String> {
-    cluster::ucx_library()
+/// The version of UCX as it is loaded.
+pub(crate) fn ucx_version() -> Result<(i32, i32)> {
+    cluster::ucx_version()
 }
 
 /// The communicator of ranks on several machines. `machines` has the number of each rank's machine,

@@ -218,7 +218,7 @@ mod tests {
             gpus: Probe::Found(gpus),
             nvrtc: library(),
             nccl: Probe::Found(nccl()),
-            mpi: missing("not built in"),
+            ucx: missing("no UCX"),
             nccl_ranks: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),

@@ -33,7 +33,8 @@ pub struct Diagnosis {
     /// CUDA's run-time compiler.
     pub nvrtc: Probe<Library>,
     pub nccl: Probe<NcclInfo>,
-    pub mpi: Probe<Library>,
+    /// What moves elements between machines without GPUs.
+    pub ucx: Probe<Library>,
     /// The number of ranks on this machine up to which the backend "auto" is NCCL. A conclusion
     /// says what it is for more.
     pub nccl_ranks: u32,
@@ -59,7 +60,7 @@ impl Diagnosis {
             gpus: gpu::all(deadline),
             nvrtc: Library::of(system::nvrtc_version(left(deadline)), "libnvrtc.so").into(),
             nccl: gpu::nccl(),
-            mpi: Probe::Missing { problem: "not built in: there is no MPI backend yet".to_owned() },
+            ucx: Library::of(system::ucx_version(), "libucp.so").into(),
             nccl_ranks: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),

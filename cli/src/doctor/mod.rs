@@ -57,7 +57,7 @@ fn to_text(diagnosis: &Diagnosis) -> String {
     rows.extend(gpus(&diagnosis.gpus, diagnosis.nccl.found()));
     rows.push(row("NVRTC", text_of(&diagnosis.nvrtc, library)));
     rows.push(row("NCCL", text_of(&diagnosis.nccl, nccl)));
-    rows.push(row("MPI", text_of(&diagnosis.mpi, library)));
+    rows.push(row("UCX", text_of(&diagnosis.ucx, library)));
     let rows = rows.into_iter().map(|(name, text)| format!("{name:11} {text}\n"));
     let conclusions = diagnosis.conclusions.iter().map(|conclusion| format!("{conclusion}\n"));
     let warnings = diagnosis.warnings.iter().map(|warning| format!("warning: {warning}\n"));

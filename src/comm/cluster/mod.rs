@@ -48,10 +48,13 @@ use crate::memory::{Address, Buffer};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 
-pub(super) use link::ucx::{UcxLink, library as ucx_library};
+pub(super) use link::ucx::{UcxLink, version as ucx_version};
 
 /// What the parts of a collective are on the host backend.
 const PART: Purpose = Purpose::new("a part of a call between machines", crate::collective::PurposeKind::Part);
+
+/// The most bytes of all inputs of a reduction that each rank gets, to reduce them by itself.
+const MOST_EXCHANGED: usize = 32 << 10;
 
 /// One rank of a communicator whose ranks are on several machines.
 pub(crate) struct ClusterBackend {
@@ -148,9 +151,33 @@ impl ClusterBackend {
                 }
                 Collective::AllReduce { reduce_op }
                 | Collective::Reduce { reduce_op, .. }
-                | Collective::ReduceScatter { reduce_op } => self.reduce(request, reduce_op),
+                | Collective::ReduceScatter { reduce_op } => {
+                    let input_bytes = request.call.input_bytes(self.placement.len());
+                    match request.uneven.is_none() && input_bytes * self.placement.len() <= MOST_EXCHANGED {
+                        true => self.exchange_inputs(request, input_bytes),
+                        false => self.reduce(request, reduce_op),
+                    }
+                }
             }
         }
+    }
+
+    /// Reduces on each rank what all give, which takes the link one step.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`]. The ranks have agreed.
+    unsafe fn exchange_inputs(&self, request: &Request<'_>, input_bytes: usize) -> Result<()> {
+        let mut all = link::Bytes::zeroed(input_bytes * self.placement.len());
+        let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, input_bytes).for_purpose(PART);
+        let sides = [request.input, Address::host(all.as_mut_ptr())];
+        // SAFETY: the caller's promise: the input has so many bytes, and there is room for each.
+        unsafe {
+            self.move_to_all(&Request::new(call, sides, request.deadline))?;
+            let inputs: Vec<*const u8> = all.chunks(input_bytes).map(<[u8]>::as_ptr).collect();
+            self.take_inputs(request, &inputs);
+        }
+        Ok(())
     }
 
     /// Makes the output of a call from the inputs of all ranks.

@@ -66,6 +66,11 @@ impl Placement {
         self.machine_of(self.own)
     }
 
+    /// The number of machines.
+    pub(super) fn machine_count(&self) -> usize {
+        self.machines.len()
+    }
+
     pub(super) fn ranks_of(&self, machine: usize) -> &[GroupRank] {
         &self.machines[machine]
     }

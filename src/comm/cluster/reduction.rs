@@ -110,6 +110,23 @@ impl<'a> Reduction<'a> {
         self.place.machine_of(GroupRank(self.place.len() as u32 - 1))
     }
 
+    /// The machines in the order in which a result that all get goes from one to the next.
+    fn way_back(&self) -> impl DoubleEndedIterator<Item = usize> {
+        let last = self.last_machine();
+        let others = (0..self.place.machine_count()).rev().filter(move |machine| *machine != last);
+        std::iter::once(last).chain(others)
+    }
+
+    /// The machine to which one sends the results.
+    fn after(&self, machine: usize) -> Option<usize> {
+        self.way_back().skip_while(|other| *other != machine).nth(1)
+    }
+
+    /// The machine from which one gets the results.
+    fn before(&self, machine: usize) -> Option<usize> {
+        self.way_back().rev().skip_while(|other| *other != machine).nth(1)
+    }
+
     fn output(&self, slice: Slice) -> *mut u8 {
         self.request.output.pointer.wrapping_add(slice.start * self.data_type().byte_len())
     }
@@ -337,10 +354,12 @@ impl ClusterBackend {
                 Ok(())
             }
             Some(receiver) => self.job.send(place.member(receiver), tag, Bytes::copy_of(result)),
-            None => place.other_machines().try_for_each(|machine| {
-                let to = place.member(reduction.folder(slice.number, machine));
-                self.job.send(to, tag, Bytes::copy_of(result))
-            }),
+            None => match reduction.after(place.own_machine()) {
+                Some(next) => {
+                    self.job.send(place.member(reduction.folder(slice.number, next)), tag, Bytes::copy_of(result))
+                }
+                None => Ok(()),
+            },
         }
     }
 
@@ -365,10 +384,12 @@ impl ClusterBackend {
             }
             return Ok(());
         }
-        if !is_last {
+        if let Some(machine) = reduction.before(place.own_machine()) {
             for slice in reduction.slices_of(round, place.own) {
-                let len = reduction.byte_len(slice);
-                results.push((slice, self.receive_slice(Channel::Results, folder_there(slice), len, deadline)?));
+                let from = reduction.folder(slice.number, machine);
+                let result = self.receive_slice(Channel::Results, from, reduction.byte_len(slice), deadline)?;
+                self.send_result(reduction, slice, &result)?;
+                results.push((slice, result));
             }
         }
         let locals = place.local_ranks();

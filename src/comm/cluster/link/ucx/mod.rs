@@ -24,8 +24,8 @@ use crate::util::lock;
 /// How long a rank that leaves waits until its last messages are on their way.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// The name and version of UCX as it was loaded: `libucp.so.0 1.13.1`.
-pub(crate) fn library() -> Result<String> {
+/// The version of UCX, which is loaded once: (1, 13).
+pub(crate) fn version() -> Result<(i32, i32)> {
     let file = sys::load(&["libucp.so.0"], |tried| {
         error!(
             Unsupported,
@@ -39,7 +39,7 @@ pub(crate) fn library() -> Result<String> {
     let [mut major, mut minor, mut release] = [0; 3];
     // SAFETY: writes three numbers.
     unsafe { sys::ucp_get_version(&mut major, &mut minor, &mut release) };
-    Ok(format!("{file} {major}.{minor}.{release}"))
+    Ok((major as i32, minor as i32))
 }
 
 fn check(what: &str, status: ucs_status_t) -> Result<()> {
@@ -104,7 +104,7 @@ pub(crate) struct UcxLink {
 impl UcxLink {
     /// A link without connections, and the address at which the other processes reach it.
     pub(in crate::comm) fn new(own: Rank, world_size: u32) -> Result<(Self, Vec<u8>)> {
-        library()?;
+        version()?;
         let [mut context, mut worker, mut config] = [null_mut(), null_mut(), null_mut()].map(|x: *mut c_void| x);
         let params = sys::ucp_params_t {
             field_mask: sys::UCP_PARAM_FIELD_FEATURES,
