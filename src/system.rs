@@ -1,5 +1,5 @@
 //! What this machine has for ranks: memory, room for processes, GPUs and the libraries through
-//! which they are used.
+//! which they are used; and files that replace others when they are whole.
 //!
 //! ```
 //! use std::time::Duration;
@@ -26,6 +26,7 @@ use crate::cuda::{self, Device, Kernel};
 use crate::error::Result;
 use crate::util::deadline_after;
 pub use crate::util::free_memory::{available_memory, memory_limit};
+pub use crate::util::new_file::NewFile;
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

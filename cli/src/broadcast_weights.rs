@@ -17,7 +17,7 @@ use crate::{names, progress, rank_files};
 /// Broadcasts the tensors of a safetensors file from rank 0 to all ranks, each a thread.
 ///
 /// Rank 0 maps the file, so nothing may change it meanwhile. With --output each rank writes what it
-/// has then; `{rank}` in the name stands for the rank.
+/// has then; `{rank}` in the name stands for the rank. No output may be the file itself.
 ///
 /// Example: distcollective broadcast-weights m.safetensors -n 2 --output 'copy{rank}.safetensors'
 #[derive(clap::Args)]
@@ -76,7 +76,9 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     let outputs = arguments.output.as_ref().map(|pattern| rank_files::of_ranks("--output", pattern, n)).transpose()?;
     let backend = arguments.backend.resolve(n).map_err(|e| e.to_string())?;
     let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
-    // SAFETY: the help says that nothing may change the file. This program replaces it at most.
+    let model = std::slice::from_ref(&arguments.model);
+    outputs.as_ref().map_or(Ok(()), |outputs| rank_files::check_apart(model, outputs))?;
+    // SAFETY: the help says that nothing may change the file. This program does not.
     let model = unsafe { TensorDict::map(&arguments.model) }.map_err(|e| e.to_string())?;
     let (tensors, bytes) = (model.len(), model.byte_len());
     let builder = Communicator::builder().backend(backend).timeout(timeout);

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Command, ValueHint};
 use clap_complete::Shell;
+use clap_mangen::Man;
+use distcollective::system::NewFile;
 
 use crate::output::{fail, print};
 
@@ -37,15 +39,23 @@ pub fn complete(arguments: &Completions, mut program: Command) -> ExitCode {
 
 pub fn write_manual(arguments: &Manual, program: Command) -> ExitCode {
     // The command `help` has no page.
-    let program = program.disable_help_subcommand(true);
+    let mut program = program.disable_help_subcommand(true);
     if let Some(directory) = &arguments.directory {
-        return match clap_mangen::generate_to(program, directory) {
+        program.build();
+        let mut pages =
+            [&program].into_iter().chain(program.get_subcommands()).map(|command| Man::new(command.clone()));
+        let written = pages.try_for_each(|page| {
+            let mut file = NewFile::create(directory.join(page.get_filename()))?;
+            page.render(&mut file)?;
+            file.finish()
+        });
+        return match written {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(format!("the manual cannot be written into {}: {error}", directory.display())),
         };
     }
     let mut page = Vec::new();
-    match clap_mangen::Man::new(program).render(&mut page) {
+    match Man::new(program).render(&mut page) {
         Ok(()) => {
             print(page);
             ExitCode::SUCCESS

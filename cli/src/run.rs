@@ -1,7 +1,5 @@
 //! `distcollective run`: runs one layer on files.
 
-use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -99,7 +97,7 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     let layer = layer(arguments)?;
     let backend = arguments.backend.resolve(arguments.n).map_err(|e| e.to_string())?;
     let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
-    check_apart(&input_files, &output_files)?;
+    rank_files::check_apart(&input_files, &output_files)?;
     let inputs = read_inputs(&input_files, arguments.dtype)?;
     let builder = Communicator::builder().backend(backend).timeout(timeout);
     let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
@@ -159,21 +157,6 @@ fn layer(arguments: &Arguments) -> Result<DistCollectiveLayer, String> {
         Ok(layer)
     };
     set().map_err(|e: distcollective::Error| e.to_string())
-}
-
-/// Checks that no output is an input, by whatever name.
-fn check_apart(inputs: &[PathBuf], outputs: &[PathBuf]) -> Result<(), String> {
-    let identity = |file: &PathBuf| file.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let inputs: HashMap<_, _> = inputs.iter().filter_map(|file| Some((identity(file)?, file))).collect();
-    for output in outputs {
-        if let Some(input) = identity(output).and_then(|identity| inputs.get(&identity)) {
-            let (input, output) = (input.display(), output.display());
-            return Err(format!(
-                "the output {output} is the input {input}, which would be lost; give --output another name"
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Reads all inputs before any rank starts, so that an error in a file is one line.

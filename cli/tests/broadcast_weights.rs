@@ -41,14 +41,32 @@ fn every_rank_writes_the_file_that_rank_0_has() {
         let copy = fs::read(folder.file(format!("copy{rank}.safetensors"))).expect("it was written");
         assert!(copy == model(), "copy {rank} differs");
     }
-    let (output, text) = run(folder.path(), &["m.safetensors", "-n", "1", "--output", "m.safetensors", "--json"]);
+    let (output, text) = run(folder.path(), &["m.safetensors", "-n", "1", "--output", "copy0.safetensors", "--json"]);
     assert!(output.status.success(), "{text}");
     let summary: serde_json::Value = serde_json::from_str(&text).expect("one object");
     assert_eq!(
         (&summary["tensors"], &summary["bytes"], &summary["outputs"][0]),
-        (&3.into(), &22.into(), &"m.safetensors".into())
+        (&3.into(), &22.into(), &"copy0.safetensors".into())
     );
-    assert_eq!(fs::read(folder.file("m.safetensors")).expect("it is there"), model());
+    let (output, text) = run(folder.path(), &["m.safetensors", "-n", "1", "--output", "./m.safetensors"]);
+    let says =
+        "error: the output ./m.safetensors is the input m.safetensors, which would be lost; give --output another";
+    assert!(output.status.code() == Some(1) && text.starts_with(says), "{text}");
+}
+
+/// SIGXFSZ ends the program while it writes.
+#[test]
+fn a_signal_leaves_the_old_file_and_no_part_of_the_new_one() {
+    let folder = Folder::create();
+    fs::write(folder.file("m.safetensors"), model()).expect("a file");
+    fs::write(folder.file("copy.safetensors"), "old").expect("a file");
+    let script = format!("ulimit -c 0; ulimit -f 0; exec {DISTCOLLECTIVE} \"$@\"");
+    let arguments = ["sh", "broadcast-weights", "m.safetensors", "-n", "1", "--output", "copy.safetensors"];
+    let mut command = timed("sh");
+    let (output, text) = test_support::run(command.args(["-c", &script]).args(arguments).current_dir(folder.path()));
+    assert!(!output.status.success() && text.is_empty(), "{text}");
+    assert_eq!(fs::read(folder.file("copy.safetensors")).expect("it is there"), b"old");
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 2);
 }
 
 /// The bar is on a terminal only, and is gone at the end.

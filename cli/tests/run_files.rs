@@ -229,6 +229,31 @@ fn no_input_is_overwritten_by_whatever_name() {
     }
 }
 
+/// Limited files stand for a full disk. Without SIGXFSZ a longer file is an error.
+#[test]
+fn an_output_that_cannot_be_written_whole_leaves_the_old_file() {
+    let folder = Folder::create();
+    let header = "{'descr': '|u1', 'fortran_order': False, 'shape': (9999,)}";
+    let header = [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes()].concat();
+    std::fs::write(folder.file("in0.npy"), [header, vec![7; 9999]].concat()).expect("a file");
+    std::fs::write(folder.file("out0.npy"), "old").expect("a file");
+    let run = |limit: &str| {
+        let script = format!("trap '' XFSZ; ulimit -f {limit}; exec {DISTCOLLECTIVE} run --op all_gather -n 1 \"$@\"");
+        let files = ["sh", "--input", "in{rank}.npy", "--output", "out{rank}.npy"];
+        test_support::run(timed("sh").args(["-c", &script]).args(files).current_dir(folder.path()))
+    };
+    let (output, text) = run("4");
+    assert_eq!((output.status.code(), text.as_str()), (Some(1), "error: out0.npy: File too large (os error 27)\n"));
+    assert_eq!(std::fs::read(folder.file("out0.npy")).expect("a file"), b"old");
+    let names = || std::fs::read_dir(folder.path()).expect("a folder").count();
+    assert_eq!(names(), 2);
+    // As a run leaves it that ends between the two calls that replace a file.
+    std::fs::write(folder.file(".out0.npy.distcollective"), "left").expect("a file");
+    let (output, text) = run("unlimited");
+    assert!(output.status.success(), "{text}");
+    assert_eq!((std::fs::metadata(folder.file("out0.npy")).expect("a file").len() > 9999, names()), (true, 2));
+}
+
 /// Files that once took all memory, much time, or made the program panic.
 #[test]
 fn a_hostile_file_is_one_line_with_its_name() {

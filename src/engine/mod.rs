@@ -26,6 +26,7 @@ use crate::dist_collective::PlannedCall;
 use crate::error::{Result, bail, error};
 use crate::network::{LayerId, Network, PluginRegistry, TensorId, TensorSource};
 use crate::shape::{Dims, Shape};
+use crate::util::new_file::NewFile;
 use crate::util::text::count_of;
 use crate::util::{lock, log};
 
@@ -158,7 +159,8 @@ impl Engine {
         plan::write(&self.inner.network)
     }
 
-    /// Writes the plan into a file, which [`load`](Self::load) reads.
+    /// Writes the plan into a file, which [`load`](Self::load) reads. It takes the place of one of
+    /// that name when it is complete.
     ///
     /// # Errors
     ///
@@ -166,7 +168,7 @@ impl Engine {
     /// - [`System`](crate::ErrorKind::System): the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        std::fs::write(path, self.serialize()?)
+        NewFile::save(path, self.serialize()?)
             .map_err(|e| error!(System, "the plan cannot be written to {}: {e}", path.display()).with_source(e))
     }
 

@@ -1,12 +1,11 @@
 //! Files of safetensors: eight bytes with the length of the header, the header in JSON, the
 //! elements. Nothing in a file is trusted.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
 use std::ptr::{NonNull, null_mut, slice_from_raw_parts_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use safetensors::Dtype;
@@ -20,6 +19,7 @@ use crate::error::{Error, Result, bail, error};
 use crate::memory::{MemorySpace, ReadOnlyMemory};
 use crate::shape::Shape;
 use crate::util::free_memory;
+use crate::util::new_file::NewFile;
 
 /// The length of the header's length, in bytes.
 const LENGTH_BYTES: usize = 8;
@@ -290,14 +290,14 @@ fn save(dict: &TensorDict, path: &Path) -> Result<()> {
     if header.len() as u64 > MAX_HEADER_BYTES {
         bail!(InvalidArgument, "its header would have {} bytes; the most are {MAX_HEADER_BYTES}", header.len());
     }
-    write_beside(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes()).map_err(unwritable)?;
-        file.write_all(&header).map_err(unwritable)?;
-        tensors.iter().try_for_each(|(_, tensor)| write_tensor(tensor, file))
-    })
+    let mut file = NewFile::create(path).map_err(unwritable)?;
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(unwritable)?;
+    file.write_all(&header).map_err(unwritable)?;
+    tensors.iter().try_for_each(|(_, tensor)| write_tensor(tensor, &mut file))?;
+    file.finish().map_err(unwritable)
 }
 
-fn write_tensor(tensor: &Tensor, file: &mut File) -> Result<()> {
+fn write_tensor(tensor: &Tensor, file: &mut NewFile) -> Result<()> {
     if let Ok(bytes) = tensor.as_bytes() {
         return file.write_all(bytes).map_err(unwritable);
     }
@@ -308,21 +308,6 @@ fn write_tensor(tensor: &Tensor, file: &mut File) -> Result<()> {
         file.write_all(bytes).map_err(unwritable)?;
     }
     Ok(())
-}
-
-/// Writes a file beside the one whose name it then gets. After an error it is removed.
-fn write_beside(target: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let Some(name) = target.file_name() else { bail!(InvalidArgument, "it is not the name of a file") };
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".{}-{number}", std::process::id()));
-    let path = target.with_file_name(hidden);
-    let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(unwritable)?;
-    let written = write(&mut file).and_then(|()| std::fs::rename(&path, target).map_err(unwritable));
-    // The error that ended the writing is the one to report.
-    written.inspect_err(|_| drop(std::fs::remove_file(&path)))
 }
 
 fn unwritable(error: std::io::Error) -> Error {

@@ -6,6 +6,7 @@ pub(crate) mod fork;
 pub(crate) mod free_memory;
 pub(crate) mod interrupt;
 pub(crate) mod log;
+pub(crate) mod new_file;
 pub(crate) mod poller;
 pub(crate) mod settings;
 pub(crate) mod text;

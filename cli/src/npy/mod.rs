@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
+use distcollective::system::NewFile;
 use distcollective::tensor::Shape;
 use distcollective::{Buffer, DataType};
 use indicatif::ProgressBar;
@@ -94,7 +95,7 @@ fn read_columns(reader: &mut impl Read, shape: &Shape, size: usize, elements: &m
     Ok(())
 }
 
-/// Writes a file. The bar counts the file's bytes.
+/// Writes a file, which takes the place of an old one when it is whole. The bar counts the bytes.
 pub fn write(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), String> {
     write_file(path, buffer, bar).map_err(|error| format!("{}: {error}", path.display()))
 }
@@ -106,7 +107,11 @@ fn write_file(path: &Path, buffer: &Buffer, bar: &ProgressBar) -> Result<(), Str
     };
     let header = Header { descriptor, fortran_order: false, shape: buffer.shape() };
     let data = buffer.as_bytes().map_err(|e| e.to_string())?;
-    let file = File::create(path).map_err(|e| e.to_string())?;
-    let mut writer = Counted { file, bar };
-    writer.write_all(&header.to_bytes()).and_then(|()| writer.write_all(data)).map_err(|e| e.to_string())
+    let write = || {
+        let mut writer = Counted { file: NewFile::create(path)?, bar };
+        writer.write_all(&header.to_bytes())?;
+        writer.write_all(data)?;
+        writer.file.finish()
+    };
+    write().map_err(|e: std::io::Error| e.to_string())
 }
