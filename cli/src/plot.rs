@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use distcollective::system::NewFile;
 use distcollective::{Error, ErrorKind, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -31,7 +32,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     let drawn = read_points(&arguments.points).and_then(|points| match points.is_empty() {
         true => Err(Error::new(ErrorKind::InvalidArgument, "the files have no points")),
-        false => Plot { file: arguments.svg.clone(), others: Vec::new() }.draw(points),
+        false => Plot::new(arguments.svg.clone(), &[])?.draw(points),
     });
     drawn.map_or_else(fail, |()| ExitCode::SUCCESS)
 }
@@ -103,9 +104,15 @@ const CHART: (u32, u32) = (480, 320);
 const COLUMNS: usize = 2;
 
 impl Plot {
-    /// A plot with the points of these files.
+    /// A plot with the points of these files. The file can be written.
     pub fn new(file: PathBuf, others: &[PathBuf]) -> Result<Self> {
-        Ok(Plot { file, others: read_points(others)? })
+        let plot = Plot { others: read_points(others)?, file };
+        NewFile::create(&plot.file).map_err(|e| plot.unwritable(&e))?;
+        Ok(plot)
+    }
+
+    fn unwritable(&self, e: &dyn fmt::Display) -> Error {
+        failure(ErrorKind::System, &self.file, &format!("it cannot be written: {e}"))
     }
 
     /// Draws a chart for each operation of `own`. Others' points are shown for the same numbers of
@@ -121,17 +128,18 @@ impl Plot {
         let rows = operations.len().div_ceil(COLUMNS);
         let columns = operations.len().min(COLUMNS);
         let size = (CHART.0 * columns as u32, CHART.1 * rows as u32);
-        let area = SVGBackend::new(&self.file, size).into_drawing_area();
-        let failed =
-            |e: &dyn fmt::Display| failure(ErrorKind::System, &self.file, &format!("it cannot be written: {e}"));
-        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let mut svg = String::new();
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        area.fill(&WHITE).map_err(|e| self.unwritable(&e))?;
         let points: Vec<Point> = own.into_iter().chain(self.others.iter().cloned()).collect();
         for ((operation, ranks), area) in operations.iter().zip(area.split_evenly((rows, columns))) {
             let shown = points.iter().filter(|point| point.operation == *operation && point.ranks == *ranks);
             let title = format!("{operation}, {ranks} ranks");
-            draw_chart(&area, &title, &shown.collect::<Vec<_>>()).map_err(|e| failed(&e))?;
+            draw_chart(&area, &title, &shown.collect::<Vec<_>>()).map_err(|e| self.unwritable(&e))?;
         }
-        area.present().map_err(|e| failed(&e))
+        area.present().map_err(|e| self.unwritable(&e))?;
+        drop(area);
+        NewFile::save(&self.file, svg).map_err(|e| self.unwritable(&e))
     }
 }
 

@@ -279,8 +279,10 @@ fn a_plot_has_a_chart_for_each_operation_and_a_line_for_each_label() {
         let (output, stdout, stderr) = run(&["bench", "-e", "8", "--plot", plot, "--peers", path]);
         assert!(output.status.code() == Some(1) && stdout.is_empty() && stderr.contains(says), "{stderr}");
     }
-    let (output, _, stderr) = run(&["bench", "-e", "8", "--plot", "no folder/plot.svg"]);
-    assert!(output.status.code() == Some(1) && stderr.contains("plot.svg: it cannot be written: "), "{stderr}");
+    // It is found before anything is measured.
+    let (output, stdout, stderr) = run(&["bench", "-e", "8", "--plot", "no folder/plot.svg"]);
+    assert!(output.status.code() == Some(1) && stdout.is_empty(), "{stdout}");
+    assert!(stderr.contains("plot.svg: it cannot be written: "), "{stderr}");
 }
 
 #[test]
@@ -294,6 +296,11 @@ fn a_plot_can_have_only_the_points_of_files() {
     assert!(output.status.success(), "{stderr}");
     let drawn = std::fs::read_to_string(&svg).expect("a plot");
     assert!(["reduce, 2 ranks", "reduce, 4 ranks"].iter().all(|title| drawn.contains(title)), "{drawn}");
+    for arguments in [&["plot", "/dev/full", points][..], &["bench", "-e", "8", "--plot", "/dev/full"]] {
+        let (output, _, stderr) = run(arguments);
+        let says = "/dev/full: it cannot be written: No space left on device";
+        assert!(output.status.code() == Some(1) && stderr.contains(says), "{arguments:?}: {stderr}");
+    }
     std::fs::write(points, "a,2,reduce,8,WRONG\n").expect("a file");
     for (path, says) in [(points, "the files have no points"), ("none.csv", "none.csv: it cannot be read: ")] {
         let (output, _, stderr) = run(&["plot", plot, path]);
