@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use fake_gpu::{Variant, library_dir};
 use serde_json::{Value, json};
-use test_support::{root, run, text, timed};
+use test_support::{has, root, run, text, timed};
 
 /// A machine: a set of test libraries, or none, and environment variables. It has nothing else of
 /// this process's environment.
@@ -97,6 +97,19 @@ fn without_gpu_libraries_the_host_backend_is_all_there_is() {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
     assert!(text.contains("\nNCCL        NCCL is not to be found"), "{text}");
+}
+
+/// In a user namespace without a map every user reads as the same one.
+#[test]
+fn a_user_who_may_be_another_one_is_told_before_ranks_are() {
+    if !has("unshare") || !Command::new("unshare").args(["--user", "true"]).status().is_ok_and(|s| s.success()) {
+        return;
+    }
+    let machine = Machine { libraries: None, variables: &[] };
+    let found = machine.writes(&["unshare", "--user", DISTCOLLECTIVE, "doctor", "--json"]);
+    let found: Value = serde_json::from_str(&found).expect("JSON");
+    assert!(problem(&found["host"]["processes"]).starts_with("this process's user reads as 65534"), "{found}");
+    assert!(says(&found["warnings"], "ranks cannot be processes: this process's user reads as 65534"), "{found}");
 }
 
 #[test]

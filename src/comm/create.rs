@@ -131,7 +131,8 @@ impl CommunicatorBuilder {
     ///     process that has come gets the error at once.
     ///   - There are no descriptors or no memory. Rank 0's process raises its soft limit of open
     ///     files if the number of ranks needs that.
-    ///   - This process's user is the overflow user (65534), and there are other processes.
+    ///   - There are other processes, and this process's user is the overflow user (65534) of a
+    ///     user namespace that does not map all users.
     /// - With an NCCL id: no NCCL from 2.19 on, no CUDA, no such GPU; what NCCL says.
     pub fn connect(self) -> Result<Communicator> {
         if let Some(id) = self.id {

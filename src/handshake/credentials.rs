@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use crate::error::{Result, bail};
+
 /// The process at the other end of a Unix socket, as the kernel knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
@@ -40,16 +42,44 @@ pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Several users may read as the overflow user, so it is never the same user.
-fn is_same_user(peer: u32, own: u32, overflow: u32) -> bool {
-    peer == own && own != overflow
+/// Checks that this process can tell its own user's processes from others.
+///
+/// # Errors
+///
+/// Its user is the overflow user, and its user namespace does not map all users.
+pub(crate) fn check_own_user() -> Result<()> {
+    let own = own_user();
+    if overflow_user() == Some(own) {
+        bail!(
+            System,
+            "this process's user reads as {own}, as does each user that its user namespace does not map; so it cannot tell \
+             its own user's processes from others; run it as another user (in a container, with another `runAsUser`)"
+        );
+    }
+    Ok(())
 }
 
-/// The user as which a process sees all users that its user namespace does not map.
-pub(crate) fn overflow_user() -> u32 {
+/// Several users may read as the overflow user, so it is never the same user.
+fn is_same_user(peer: u32, own: u32, overflow: Option<u32>) -> bool {
+    peer == own && Some(own) != overflow
+}
+
+/// The user as which this process sees all users that its user namespace does not map; `None` if it
+/// maps all.
+fn overflow_user() -> Option<u32> {
     const DEFAULT: u32 = 65534;
+    if std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_all(&map)) {
+        return None;
+    }
     let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
+    Some(text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT))
+}
+
+/// Whether a user namespace maps all users. A line of its map has the first user, its number in the
+/// namespace above, and how many users follow. The last number is no user's.
+fn maps_all(map: &str) -> bool {
+    let count = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
+    map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)
 }
 
 #[cfg(test)]
@@ -59,10 +89,19 @@ mod tests {
     #[test]
     fn the_overflow_user_is_not_trusted() {
         for (peer, own, is_same) in [(0, 0, true), (1000, 1000, true), (1000, 1001, false), (0, 1000, false)] {
-            assert_eq!(is_same_user(peer, own, 65534), is_same, "{peer} {own}");
+            assert_eq!(is_same_user(peer, own, Some(65534)), is_same, "{peer} {own}");
         }
-        assert!(!is_same_user(65534, 65534, 65534) && !is_same_user(65534, 0, 65534) && !is_same_user(0, 65534, 65534));
-        assert_eq!(overflow_user(), 65534);
+        for (peer, own) in [(65534, 65534), (65534, 0), (0, 65534)] {
+            assert!(!is_same_user(peer, own, Some(65534)), "{peer} {own}");
+        }
+        assert!(is_same_user(65534, 65534, None) && !is_same_user(65534, 0, None));
+    }
+
+    #[test]
+    fn a_map_is_of_all_users_or_not() {
+        let all = ["         0          0 4294967295\n", "0 1000 1\n1 100000 4294967294\n"];
+        let some = ["", "0 1000 1\n", "0 100000 65536\n", "65534 65534 1\n", "0 0 4294967294\n"];
+        assert!(all.into_iter().all(maps_all) && !some.into_iter().any(maps_all));
     }
 
     #[test]

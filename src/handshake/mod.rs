@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use channel::{Channel, Frame, Listener, connect_abstract, poll_for, refused_user, wait};
-pub(crate) use credentials::{Peer, overflow_user, own_user};
+pub(crate) use credentials::{Peer, check_own_user, own_user};
 #[cfg(test)]
 pub(crate) use frame::{LENGTH_BYTES, decode, encode_frame};
 pub(crate) use key::{Key, random, random_text};

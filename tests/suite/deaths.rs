@@ -201,5 +201,17 @@ fn a_process_that_cannot_tell_users_apart_meets_no_other() {
         .collect();
     for (success, text) in wait_all(children, DEADLINE) {
         assert!(!success && text.contains("this process's user reads as 65534, as does each user"), "{text}");
+        assert!(text.contains("; run it as another user (in a container, with another `runAsUser`)"), "{text}");
     }
+}
+
+/// Containers often run as this user. Where all users are mapped, it is a user as any other.
+#[test]
+fn processes_of_the_overflow_user_meet_where_it_is_a_user() {
+    let set_user = ["setpriv", "--reuid", "65534", "--clear-groups"];
+    let map = std::fs::read_to_string("/proc/self/uid_map").expect("a map");
+    if map.split_whitespace().ne(["0", "0", "4294967295"]) || !can_start(&set_user) {
+        return;
+    }
+    rank_1_is_told(three_under(&set_user, "pair: rank 0 waits", ""));
 }

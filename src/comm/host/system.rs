@@ -9,6 +9,7 @@ use rustix::process::{Resource, getpid, getrlimit};
 use super::memory::SharedMemorySize;
 use super::memory::world_memory::WorldFile;
 use crate::error::{Result, error};
+use crate::handshake::check_own_user;
 use crate::util::caused_by;
 use crate::util::descriptors::OTHER_DESCRIPTORS;
 
@@ -22,8 +23,10 @@ pub(super) static CACHE_BYTES: LazyLock<usize> = LazyLock::new(|| {
     kib.filter(|kib| (1 << 10..1 << 20).contains(kib)).unwrap_or(32 << 10) << 10
 });
 
-/// Checks that there are sealed memory files and abstract sockets. Containers may forbid either.
+/// Checks that this process can tell its user from others, and that there are sealed memory files
+/// and abstract sockets. Containers may forbid each.
 fn check_system() -> Result<()> {
+    check_own_user()?;
     WorldFile::create()?.allocate(SharedMemorySize::fully_resident(1), 1, &|| Ok(()))?;
     let name = format!("distcollective-check-{}", getpid().as_raw_nonzero());
     let listener = SocketAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::process_monitor::RankProcess;
 use super::world::World;
 use crate::error::{Error, Result, bail, error};
-use crate::handshake::{Participant, connect_abstract, overflow_user, own_user, refused_user};
+use crate::handshake::{Participant, check_own_user, connect_abstract, own_user, refused_user};
 use crate::util::text::count_of;
 
 /// The longest message, in bytes, that a peer reads from rank 0 after the handshake. A list of 1024
@@ -40,7 +40,7 @@ struct Start {
 /// # Errors
 ///
 /// - The process's ranks do not fit the world.
-/// - The process's user is the overflow user, and there are other processes.
+/// - There are other processes, and the process's user may read as another one.
 /// - Another user, or another rank 0, has the job's socket.
 /// - Processes do not come before the deadline, or contradict rank 0.
 /// - There is no memory or no descriptor.
@@ -54,14 +54,8 @@ pub(super) fn connect(participant: &Participant<'_>) -> Result<Arc<World>> {
         );
     }
     let about = |e: Error| e.about(|| format!("job {job:?}"));
-    let overflow = overflow_user();
-    if rank_count < world_size && own_user() == overflow {
-        let error = error!(
-            System,
-            "this process's user reads as {overflow}, as does each user that its user namespace does not map; so it cannot \
-             tell its own user's processes from others"
-        );
-        return Err(about(error));
+    if rank_count < world_size {
+        check_own_user().map_err(about)?;
     }
     let connect = if first_rank == 0 { rank_0::connect } else { peer::connect };
     connect(participant).map_err(about)
