@@ -25,6 +25,7 @@ use crate::cuda::helper;
 use crate::cuda::{self, Device, Kernel};
 use crate::error::Result;
 use crate::util::deadline_after;
+pub use crate::util::descriptors::resource_limits;
 pub use crate::util::free_memory::{available_memory, memory_limit};
 pub use crate::util::new_file::NewFile;
 

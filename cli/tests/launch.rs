@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, ToSocketAddrs};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,50 @@ const DISTCOLLECTIVE: &str = env!("CARGO_BIN_EXE_distcollective");
 
 fn launch(n: u32, program: &[&str]) -> (Output, String) {
     run(timed(DISTCOLLECTIVE).args(["launch", "-n", &n.to_string(), "--"]).args(program))
+}
+
+/// Has the kernel refuse a system call to a command and what it starts.
+fn forbid(command: &mut Command, call: libc::c_long, error: i32) -> &mut Command {
+    let step = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let mut filter = [
+        // The number of the call.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | error as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let set_up = move || {
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: the program points to that many steps, which the kernel copies.
+        let done = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+        };
+        if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    };
+    // SAFETY: between fork and exec the child makes two system calls.
+    unsafe { command.pre_exec(set_up) }
+}
+
+/// Sandboxes forbid more than ranks need.
+#[test]
+fn ranks_run_where_limits_cannot_be_read() {
+    for arguments in
+        [&["doctor"][..], &["launch", "-n", "2", "--", DISTCOLLECTIVE, "bench", "-e", "8", "--batches", "1"]]
+    {
+        let (output, text) = run(forbid(timed(DISTCOLLECTIVE).args(arguments), libc::SYS_prlimit64, libc::EPERM));
+        assert!(output.status.success() && !text.contains("panicked"), "{arguments:?}: {text}");
+    }
+}
+
+/// SIGXFSZ would end a rank that makes a longer file.
+#[test]
+fn a_limit_on_the_length_of_files_is_an_error_that_names_it() {
+    for blocks in ["1", "4096"] {
+        let script = format!("ulimit -f {blocks}; exec {DISTCOLLECTIVE} bench --processes -e 8 --batches 1");
+        let (output, text) = run(timed("sh").args(["-c", &script]));
+        assert!(output.status.code() == Some(1) && text.contains("(at most RLIMIT_FSIZE)"), "{blocks}: {text}");
+    }
 }
 
 #[test]

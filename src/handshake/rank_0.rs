@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{Resource, getrlimit};
 
 use super::channel::{Channel, Frame, Listener, poll_for, refused_user};
 use super::key::{Key, Sender, Statement, random};
@@ -13,7 +12,7 @@ use super::{
     Participant, WireMessage, send_end,
 };
 use crate::error::{Error, ErrorKind, Result, bail, error};
-use crate::util::descriptors::make_room_for_processes;
+use crate::util::descriptors::{make_room_for_processes, resource_limits};
 use crate::util::log;
 use crate::util::text::{count_of, list_ranks};
 use crate::util::wait::{RETRY, Wait};
@@ -242,14 +241,14 @@ impl<'a> GatheringState<'a> {
     }
 
     fn starved(&self, e: std::io::Error) -> Error {
-        let limit = getrlimit(Resource::Nofile);
+        let [soft, hard] = resource_limits(libc::RLIMIT_NOFILE).unwrap_or_default();
         let number = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
         error!(
             System,
             "rank 0's process has no file descriptor left for the processes that come: RLIMIT_NOFILE is {} (hard limit {}), \
              and a world of {} needs about {} there (see `ulimit -n`): accept: {e}",
-            number(limit.current),
-            number(limit.maximum),
+            number(soft),
+            number(hard),
             count_of(self.gathering.participant.world_size as usize, "rank"),
             self.needed_descriptors
         )

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use distcollective::system;
-use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
 use super::probe::Probe;
@@ -34,7 +33,8 @@ pub struct Host {
     pub processes: Probe<u32>,
 }
 
-/// The limits of open files of a process; `None` means that there is no limit.
+/// The limits of open files of a process; `None` means that there is no limit, or that the system
+/// does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OpenFiles {
     /// The limit in force.
@@ -46,14 +46,11 @@ pub struct OpenFiles {
 impl Host {
     pub fn look() -> Self {
         let uname = rustix::system::uname();
-        let limit = getrlimit(Resource::Nofile);
-        let open_files = OpenFiles { soft: limit.current, hard: limit.maximum };
+        let limits = |resource| system::resource_limits(resource).unwrap_or_default();
+        let [soft, hard] = limits(libc::RLIMIT_NOFILE);
         let cores = std::thread::available_parallelism();
-        let threads = [
-            number_in("/proc/sys/kernel/threads-max"),
-            getrlimit(Resource::Nproc).current,
-            control_group_limit("pids.max"),
-        ];
+        let threads =
+            [number_in("/proc/sys/kernel/threads-max"), limits(libc::RLIMIT_NPROC)[0], control_group_limit("pids.max")];
         Host {
             system: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
             cores: match cores {
@@ -63,7 +60,7 @@ impl Host {
             memory_available_bytes: system::available_memory().into(),
             memory_limit_bytes: system::memory_limit(),
             dev_shm_bytes: rustix::fs::statvfs("/dev/shm").ok().map(|found| found.f_blocks * found.f_frsize),
-            open_files,
+            open_files: OpenFiles { soft, hard },
             threads: threads.into_iter().flatten().min(),
             mappings: number_in("/proc/sys/vm/max_map_count"),
             processes: system::most_processes().into(),

@@ -2,7 +2,8 @@
 
 use std::io::Error;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use distcollective::system::resource_limits;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// What this process opens meanwhile for other purposes.
 const OTHERS: u64 = 16;
@@ -13,11 +14,11 @@ pub(super) fn make_room(more: u64) {
     // A guess if the folder cannot be read.
     let open = std::fs::read_dir("/proc/self/fd").map_or(OTHERS, |files| files.count() as u64);
     let needed = open + more + OTHERS;
-    let limit = getrlimit(Resource::Nofile);
-    let raised = limit.maximum.map_or(needed, |hard| hard.min(needed));
-    if limit.current.is_some_and(|soft| soft < raised) {
+    let Ok([soft, hard]) = resource_limits(libc::RLIMIT_NOFILE) else { return };
+    let raised = hard.map_or(needed, |hard| hard.min(needed));
+    if soft.is_some_and(|soft| soft < raised) {
         // If this fails, an open file too many is an error with a hint.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum });
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: hard });
     }
 }
 
@@ -25,7 +26,8 @@ pub(super) fn make_room(more: u64) {
 pub(super) fn hint(error: &Error) -> String {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
-            let hard = getrlimit(Resource::Nofile).maximum.map_or("more".to_owned(), |hard| hard.to_string());
+            let [_, hard] = resource_limits(libc::RLIMIT_NOFILE).unwrap_or_default();
+            let hard = hard.map_or("more".to_owned(), |hard| hard.to_string());
             format!("; this process may have {hard} files open; see `ulimit -Hn`")
         }
         _ => String::new(),

@@ -49,9 +49,14 @@ pub(super) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts the process: it ends with this one, has these CPUs if they are given, and this limit
-    /// of open files, and may have a process group of its own.
-    pub(super) fn start(mut command: Command, own_group: bool, cpus: Option<CpuSet>, files: Rlimit) -> Result<Self> {
+    /// Starts the process: it ends with this one, has these CPUs and this limit of open files if
+    /// they are given, and may have a process group of its own.
+    pub(super) fn start(
+        mut command: Command,
+        own_group: bool,
+        cpus: Option<CpuSet>,
+        files: Option<Rlimit>,
+    ) -> Result<Self> {
         let parent = getpid();
         if own_group {
             command.process_group(0);
@@ -65,7 +70,7 @@ impl RankProcess {
             if let Some(cpus) = &cpus {
                 sched_setaffinity(None, cpus)?;
             }
-            Ok(setrlimit(Resource::Nofile, files)?)
+            Ok(files.map_or(Ok(()), |files| setrlimit(Resource::Nofile, files))?)
         };
         // SAFETY: between fork and exec the child makes system calls only. They neither allocate
         // nor take a lock.

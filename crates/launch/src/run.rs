@@ -8,8 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use distcollective::system::resource_limits;
 use distcollective::{Error, Rank, Result};
-use rustix::process::{PidfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_open};
+use rustix::process::{PidfdFlags, Rlimit, Signal, pidfd_open};
 use rustix::thread::CpuSet;
 
 use crate::control::JobControl;
@@ -68,8 +69,9 @@ struct Run<'a> {
     forwarding: Forwarding,
     /// The copy of a terminal's input to a rank.
     input: Option<InputCopy>,
-    /// The limit of open files that the ranks get: this process's before the job raised it.
-    files: Rlimit,
+    /// The limit of open files that the ranks get: this process's before the job raised it. `None`
+    /// if the system does not tell.
+    files: Option<Rlimit>,
     /// Whether all ranks have ended, and what they left behind may go on.
     is_over: bool,
 }
@@ -118,7 +120,8 @@ impl RunVariables {
 
 impl<'a> Run<'a> {
     fn new(job: &'a Job) -> Result<Self> {
-        let files = getrlimit(Resource::Nofile);
+        let files = resource_limits(libc::RLIMIT_NOFILE).ok();
+        let files = files.map(|[current, maximum]| Rlimit { current, maximum });
         descriptors::make_room(FILES_PER_RANK * u64::from(job.world_size));
         let variables = RunVariables::new()?;
         // The name that the environment gives to the job of these variables.

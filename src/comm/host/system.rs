@@ -4,14 +4,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::LazyLock;
 
-use rustix::process::{Resource, getpid, getrlimit};
+use rustix::process::getpid;
 
 use super::memory::SharedMemorySize;
 use super::memory::world_memory::WorldFile;
 use crate::error::{Result, error};
 use crate::handshake::check_own_user;
 use crate::util::caused_by;
-use crate::util::descriptors::OTHER_DESCRIPTORS;
+use crate::util::descriptors::{OTHER_DESCRIPTORS, resource_limits};
 
 /// The most ranks of a communicator.
 pub(crate) const MAX_RANKS: u32 = 1024;
@@ -37,7 +37,8 @@ fn check_system() -> Result<()> {
 /// About how many ranks can be processes of their own.
 pub(crate) fn most_processes() -> Result<u32> {
     check_system()?;
-    Ok(most_processes_with(getrlimit(Resource::Nofile).maximum))
+    let [_, hard] = resource_limits(libc::RLIMIT_NOFILE).unwrap_or_default();
+    Ok(most_processes_with(hard))
 }
 
 /// About how many processes of one rank there can be if each may have so many descriptors. Rank 0's

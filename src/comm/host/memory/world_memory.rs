@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::process::{Resource, getrlimit};
 
 use super::{Shareable, Shared, SharedMemory, SharedMemorySize, in_pieces};
 use crate::error::{Result, bail, error};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::util::descriptors::resource_limits;
 use crate::util::fork::{ProcessGuard, fork_count};
 use crate::util::{caused_by, free_memory, lock};
 
@@ -136,7 +136,8 @@ impl WorldFile {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("distcollective", flags).map_err(refused("memfd_create"))?;
         // A signal ends a process that makes a longer file than it may.
-        let most = getrlimit(Resource::Fsize).current.map_or(FILE_BYTES, |limit| limit.min(FILE_BYTES));
+        let [limit, _] = resource_limits(libc::RLIMIT_FSIZE).unwrap_or_default();
+        let most = limit.map_or(FILE_BYTES, |limit| limit.min(FILE_BYTES));
         rustix::fs::ftruncate(&file, most / SHORTEST_RANGE * SHORTEST_RANGE).map_err(refused("ftruncate"))?;
         rustix::fs::fcntl_add_seals(&file, SEALS).map_err(refused("fcntl(F_ADD_SEALS)"))?;
         Self::open(file)
