@@ -60,6 +60,15 @@ fn a_limit_on_the_length_of_files_is_an_error_that_names_it() {
 }
 
 #[test]
+fn an_old_kernel_is_told_what_the_launcher_needs() {
+    let mut launch = timed(DISTCOLLECTIVE);
+    let (output, text) = run(forbid(launch.args(["launch", "-n", "1", "true"]), libc::SYS_pidfd_open, libc::ENOSYS));
+    let says = "its process cannot be watched: the launcher needs pidfd_open, which Linux has from 5.3 on, and which a \
+                sandbox may forbid: Function not implemented (os error 38)";
+    assert!(!output.status.success() && text.contains(says) && text.lines().count() == 1, "{text}");
+}
+
+#[test]
 fn every_subcommand_has_help_with_an_example() {
     for subcommand in ["launch", "run", "bench", "env", "doctor"] {
         let (output, text) = run(timed(DISTCOLLECTIVE).args([subcommand, "--help"]));

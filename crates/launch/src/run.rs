@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use distcollective::system::resource_limits;
 use distcollective::{Error, Rank, Result};
+use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Rlimit, Signal, pidfd_open};
 use rustix::thread::CpuSet;
 
@@ -197,8 +198,14 @@ impl<'a> Run<'a> {
         if let Some(guard) = &self.guard {
             guard.tell(process.target().as_raw())?;
         }
+        let pidfd = pidfd_open(process.pid(), PidfdFlags::empty()).map_err(|e| match e {
+            Errno::NOSYS | Errno::PERM => std::io::Error::other(format!(
+                "the launcher needs pidfd_open, which Linux has from 5.3 on, and which a sandbox may forbid: {e}"
+            )),
+            e => e.into(),
+        })?;
         // The kernel removes it from the queue when it is closed.
-        let pidfd = process.pidfd.insert(pidfd_open(process.pid(), PidfdFlags::empty())?);
+        let pidfd = process.pidfd.insert(pidfd);
         self.events.add(rank.index() as u64, pidfd, EventFlags::IN | EventFlags::ET)?;
         Ok(&mut process.child)
     }
