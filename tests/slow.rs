@@ -64,7 +64,8 @@ const SOON: (&str, &str) = ("DCL_SLOW_WARNING", "0.05");
 fn a_long_wait_names_the_call_and_the_missing_ranks() {
     let (_, log) = output("one thread", &[SOON]);
     let warning = "distcollective: warning: rank 0: barrier (collective 1) has waited for 0 s: rank 1 is not there; rank 1 is \
-                   a rank of this process and has made no call; each rank needs a thread of its own";
+                   a rank of this process and has made no call; each rank needs a thread of its own, as Communicator::spawn gives \
+                   it";
     assert_eq!(log.matches(warning).count(), 1, "{log}");
     let (_, log) = output("another thread", &[SOON]);
     assert!(log.contains("rank 0: barrier (collective 2) has waited for 0 s: rank 1 is not there\n"), "{log}");

@@ -34,7 +34,8 @@ impl Setup {
         if self.binding.communicator.is_none()
             && let Some(layer) = engine.first_collective()
         {
-            return Err(error!(NotReady, "no communicator is set, and the layer needs one").about(|| layer.to_owned()));
+            let error = error!(NotReady, "no communicator is set, and the layer needs one; call set_communicator");
+            return Err(error.about(|| layer.to_owned()));
         }
         self.check_communicator()?;
         let space = self.binding.space();

@@ -212,17 +212,23 @@ impl ExecutionContext {
         for (name, dims) in shapes {
             let about = |e: Error| e.about(|| format!("input {name:?}"));
             let index = engine.io_index(name)?;
-            let [min, _, max] = engine.input_points(&engine.io[index], self.profile).map_err(about)?;
+            let points = engine.input_points(&engine.io[index], self.profile).map_err(about)?;
             let shape = dims.to_shape().map_err(about)?;
-            let (d, min_d, max_d) = (shape.as_slice(), min.as_slice(), max.as_slice());
-            let inside = d.len() == min_d.len() && (0..d.len()).all(|i| (min_d[i]..=max_d[i]).contains(&d[i]));
-            if !inside {
+            if !is_in(&shape, &points) {
+                let [min, _, max] = points;
                 let profile = match engine.network.profile_count {
                     0 | 1 => "its profile".to_owned(),
                     _ => format!("optimization profile {}", self.profile),
                 };
                 let limits = if min == max { format!("{min}") } else { format!("between {min} and {max}") };
-                return Err(about(error!(InvalidShape, "{dims} is not in {profile}, which is {limits}")));
+                let fits = |other: &usize| {
+                    engine.input_points(&engine.io[index], *other).is_ok_and(|other| is_in(&shape, &other))
+                };
+                let other = (0..engine.network.profile_count).find(fits);
+                let hint = other.map_or(String::new(), |other| {
+                    format!("; it is in optimization profile {other}, which set_optimization_profile chooses")
+                });
+                return Err(about(error!(InvalidShape, "{dims} is not in {profile}, which is {limits}{hint}")));
             }
             inputs[index] = Some(shape);
         }
@@ -353,6 +359,12 @@ impl ExecutionContext {
     pub fn enqueue(&mut self, bindings: Bindings, stream: &Stream) -> Result<Work<Bindings>, EnqueueError<Bindings>> {
         bindings.enqueue(self, stream)
     }
+}
+
+/// Whether a shape is between the first and the last point of a profile.
+fn is_in(shape: &Shape, [min, _, max]: &[Shape; 3]) -> bool {
+    let (dims, min, max) = (shape.as_slice(), min.as_slice(), max.as_slice());
+    dims.len() == min.len() && (0..dims.len()).all(|i| (min[i]..=max[i]).contains(&dims[i]))
 }
 
 impl fmt::Debug for ExecutionContext {

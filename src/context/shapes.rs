@@ -81,7 +81,8 @@ impl Shapes {
     pub(super) fn tensors(&self, engine: &EngineInner) -> Result<&[Shape]> {
         if let Some(missing) = self.inputs.iter().position(Option::is_none) {
             let io = &engine.io[missing];
-            let error = error!(NotReady, "its shape is not set; it is {} {}", io.data_type, io.dims);
+            let error =
+                error!(NotReady, "its shape is not set; it is {} {}; call set_input_shape", io.data_type, io.dims);
             return Err(error.about(|| format!("input {:?}", io.name)));
         }
         Ok(&self.all)

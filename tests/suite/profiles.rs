@@ -181,7 +181,8 @@ fn a_context_runs_with_one_profile_at_a_time() {
         expect(
             context.set_input_shape("x", [16, 2]),
             ErrorKind::InvalidShape,
-            "input \"x\": [16, 2] is not in optimization profile 0, which is between [1, 2] and [4, 2]",
+            "input \"x\": [16, 2] is not in optimization profile 0, which is between [1, 2] and [4, 2]; it is \
+             in optimization profile 1, which set_optimization_profile chooses",
         );
         context.set_optimization_profile(1)?;
         let error = context.tensor_shape("x").expect_err("its shape is forgotten");
@@ -189,7 +190,8 @@ fn a_context_runs_with_one_profile_at_a_time() {
         expect(
             context.set_input_shape("x", [4, 2]),
             ErrorKind::InvalidShape,
-            "input \"x\": [4, 2] is not in optimization profile 1, which is between [16, 2] and [64, 2]",
+            "input \"x\": [4, 2] is not in optimization profile 1, which is between [16, 2] and [64, 2]; it \
+             is in optimization profile 0, which set_optimization_profile chooses",
         );
         run(&mut context, 64)?;
         context.set_optimization_profile(0)?;

@@ -35,7 +35,11 @@ fn context() -> ExecutionContext {
 fn setting_a_shape() {
     use ErrorKind::{InvalidArgument, InvalidShape, NotReady};
     let mut context = context();
-    expect(context.tensor_shape("y"), NotReady, "input \"x\": its shape is not set; it is float32 [-1, 2]");
+    expect(
+        context.tensor_shape("y"),
+        NotReady,
+        "input \"x\": its shape is not set; it is float32 [-1, 2]; call set_input_shape",
+    );
     expect(
         context.set_input_shape("x", [9, 2]),
         InvalidShape,
@@ -73,7 +77,7 @@ fn enqueue_finds_what_is_missing_or_does_not_fit() {
     expect(
         context.execute(inputs!["x" => &x], outputs!["y" => &mut y, "flat" => &mut flat]),
         NotReady,
-        "input \"x\": its shape is not set; it is float32 [-1, 2]",
+        "input \"x\": its shape is not set; it is float32 [-1, 2]; call set_input_shape",
     );
     context.set_input_shape("x", [4, 2]).expect("a shape");
     expect(
@@ -132,7 +136,7 @@ fn enqueue_needs_the_communicator() {
     expect(
         context.execute(inputs!["x" => &x], outputs!["y" => &mut y]),
         ErrorKind::NotReady,
-        "layer \"sync\" (all_reduce): no communicator is set, and the layer needs one",
+        "layer \"sync\" (all_reduce): no communicator is set, and the layer needs one; call set_communicator",
     );
 }
 

@@ -36,14 +36,11 @@ impl CallerThreads {
     /// Why a wait of this thread for `rank` may not end: it may wait for a call that it would have
     /// to make itself.
     pub(super) fn hint_about(&self, rank: Rank) -> Option<String> {
-        match self.thread_of(rank)?.load(Ordering::Relaxed) {
-            0 => Some(format!(
-                "rank {rank} is a rank of this process and has made no call; each rank needs a thread of its own"
-            )),
-            thread if thread == thread_number() => {
-                Some(format!("rank {rank} made its last call on this same thread; each rank needs a thread of its own"))
-            }
-            _ => None,
-        }
+        let found = match self.thread_of(rank)?.load(Ordering::Relaxed) {
+            0 => "is a rank of this process and has made no call",
+            thread if thread == thread_number() => "made its last call on this same thread",
+            _ => return None,
+        };
+        Some(format!("rank {rank} {found}; each rank needs a thread of its own, as Communicator::spawn gives it"))
     }
 }
