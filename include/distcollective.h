@@ -361,7 +361,7 @@ typedef void (*dcl_log_callback_t)(dcl_severity_t severity, const char *message,
 /* Sends log messages up to the severity `most_verbose` to `callback`: DCL_SEVERITY_WARNING means
  * warnings and errors. NULL removes the callback. Without a callback the log goes to stderr, at the
  * level in the environment variable DCL_LOG (off, error, warn, info, debug or trace); if that is
- * not set, nothing is logged.
+ * not set, warnings and errors go there.
  *
  * The function waits for threads that are inside the previous callback, so the caller must not hold
  * a lock that the callback needs. It may free the previous `user_data` afterwards. Until then both

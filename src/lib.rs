@@ -121,9 +121,10 @@ pub mod tensor {
     pub use crate::shape::{Dims, MAX_DIMS, Shape};
 }
 
-/// What the library logs, and to whom. `DCL_LOG` says how much.
+/// What the library logs, and to whom: warnings to stderr, unless `DCL_LOG` or a handler says
+/// otherwise.
 pub mod log {
-    pub use crate::util::log::{LogLevel, clear_log_handler, set_log_handler, show_warnings};
+    pub use crate::util::log::{LogLevel, clear_log_handler, set_log_handler};
 }
 
 /// How a program ends waits of the library: for Ctrl-C in a host language.

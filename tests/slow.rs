@@ -12,7 +12,6 @@ const CASE: &str = "DCL_TEST_CASE";
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    distcollective::log::show_warnings();
     let ranks = match Communicator::builder().in_process(2) {
         Ok(ranks) => ranks,
         Err(error) => return println!("{error}"),
@@ -78,7 +77,7 @@ fn a_long_wait_names_the_call_and_the_missing_ranks() {
 
 #[test]
 fn a_long_wait_is_not_logged_if_the_log_is_off() {
-    for silent in [("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "error"), ("DCL_SLOW_WARNING", "60")] {
+    for silent in [("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "error"), ("DCL_LOG", "off"), ("DCL_SLOW_WARNING", "60")] {
         let loud = if silent.0 == "DCL_LOG" { vec![SOON, silent] } else { vec![silent] };
         let (_, log) = output("one thread", &loud);
         assert!(!log.contains("distcollective:"), "{silent:?}: {log}");
@@ -92,6 +91,14 @@ fn a_long_wait_for_ranks_that_do_not_come_is_logged() {
         assert!(log.contains("rank 0 has waited for 0 s: rank 1 has not come"), "{case}: {log}");
         assert!(text.contains("rank 1 of 2 did not come"), "{case}: {text}");
     }
+}
+
+#[test]
+fn a_mistyped_variable_is_logged() {
+    let (_, log) = output("timeout", &[("DCL_TIMEOT", "5")]);
+    let warning = "distcollective: warning: DCL_TIMEOT is none of this library's variables, and DCL_TIMEOUT is one\n";
+    assert_eq!(log.matches(warning).count(), 1, "{log}");
+    assert!(!output("timeout", &[("DCL_TIMEOT", "5"), ("DCL_LOG", "off")]).1.contains("distcollective:"));
 }
 
 #[test]

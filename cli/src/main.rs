@@ -68,7 +68,6 @@ fn notice_children() {
 
 fn main() -> ExitCode {
     notice_children();
-    distcollective::log::show_warnings();
     match output::parse::<Arguments>().command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),

@@ -320,6 +320,7 @@ def test_what_may_be_a_mistake_is_a_warning(capfd):
     build(builder, network)
     ((severity, text),) = logger.lines
     assert severity is trt.Logger.WARNING and "it reads zeros there" in text
+    assert "it reads zeros there" in capfd.readouterr().err, "the library's own log has it too"
     # The log that comes with the package writes what is serious enough.
     for least, lines in [(trt.Logger.WARNING, 1), (trt.Logger.ERROR, 0)]:
         trt.Logger(least).log(severity, text)

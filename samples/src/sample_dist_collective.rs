@@ -49,7 +49,6 @@ const ROOT: usize = 0; // of the operations that have one
 const UNWRITTEN: u8 = 5; // what outputs hold before the run
 
 fn main() -> ExitCode {
-    distcollective::log::show_warnings();
     match run(&Arguments::parse()).inspect_err(|error| eprintln!("error: {error}")) {
         Ok(true) => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,

@@ -112,7 +112,6 @@ fn expected(batch: usize) -> Array2<f32> {
 }
 
 fn main() -> Result<()> {
-    distcollective::log::show_warnings();
     let ranks = std::env::args().nth(1).map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
     let batches = [1, 8, 32];
     let results = Communicator::spawn(ranks, |communicator| run_rank(&communicator, &batches))?;

@@ -126,7 +126,6 @@ fn send_recv(communicator: &Communicator) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    distcollective::log::show_warnings();
     let name = std::env::args().nth(1).unwrap_or_default();
     let Some((_, example)) = EXAMPLES.into_iter().find(|(known, _)| *known == name) else {
         let names = EXAMPLES.map(|(name, _)| name).join(", ");

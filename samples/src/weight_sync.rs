@@ -99,7 +99,6 @@ fn run_rank(group: &Communicator) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    distcollective::log::show_warnings();
     if Environment::detect_launcher().is_none() {
         return Communicator::spawn(RANKS, |communicator| run_rank(&communicator)).map(drop);
     }

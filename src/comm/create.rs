@@ -12,7 +12,7 @@ use crate::cuda::{Device, visible_count};
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::rank::Rank;
-use crate::util::log::event;
+use crate::util::log::{event, warn_of_mistyped_settings};
 use crate::util::{deadline_after, interrupt};
 
 impl Communicator {
@@ -226,6 +226,7 @@ impl CommunicatorBuilder {
     }
 
     fn own_timeout(&self) -> Result<Duration> {
+        warn_of_mistyped_settings();
         self.timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), Ok)
     }
 }

@@ -22,6 +22,7 @@ use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
 use crate::rank::Rank;
+use crate::util::log::{event, warn_of_mistyped_settings};
 use crate::util::{deadline_after, interrupt};
 
 /// The seed of an environment unless it is set: ColossalAI's default seed.
@@ -180,6 +181,7 @@ impl EnvironmentBuilder {
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
         let discovery = discover(&self.given, &System::this())?;
+        warn_of_mistyped_settings();
         let timeout = match self.timeout {
             Some(timeout) => timeout,
             None => timeout_or(DEFAULT_TIMEOUT)?,
@@ -195,7 +197,7 @@ impl EnvironmentBuilder {
         only_one.count(&communicator);
         let groups = NamedGroups::new(communicator.clone());
         let environment = Environment { communicator, discovery, seed, groups, _only_one: only_one, _port: port };
-        crate::util::log::event!(DEBUG, "{environment:?}");
+        event!(DEBUG, "{environment:?}");
         if self.verbose {
             environment.print_on_master(format_args!("{environment:?}"));
         }

@@ -1,11 +1,11 @@
 //! The library's log. Events go to the program's `tracing` subscriber and to the handler that
-//! [`set_log_handler`] sets. If the program has neither, they go to stderr, as far as `DCL_LOG` or
-//! [`show_warnings`] asks for them.
+//! [`set_log_handler`] sets. If the program has neither, those that `DCL_LOG` asks for go to
+//! stderr: warnings and errors, unless it is set.
 
 use std::cell::Cell;
 use std::fmt;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Once;
 
 use tracing::Level;
 use tracing::dispatcher::get_default;
@@ -14,9 +14,7 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::error::Result;
 use crate::util::callback::Callback;
-use crate::util::settings::settings;
-
-static SHOWS_WARNINGS: AtomicBool = AtomicBool::new(false);
+use crate::util::settings::{mistyped, settings};
 
 static HANDLER: Callback<Handler> = Callback::new("the handler of the log", &IN_HANDLER);
 
@@ -55,15 +53,6 @@ impl From<Level> for LogLevel {
             Level::TRACE => LogLevel::Trace,
         }
     }
-}
-
-/// Prints the library's warnings and errors on stderr from now on, if the program has neither a
-/// `tracing` subscriber nor a [handler](set_log_handler). If `DCL_LOG` is set, it says instead
-/// which events are printed.
-///
-/// A library prints nothing by itself; a program's `main` function calls this.
-pub fn show_warnings() {
-    SHOWS_WARNINGS.store(true, Ordering::Relaxed);
 }
 
 /// Passes the library's events, up to the level `most_verbose`, to `handler` from now on, instead
@@ -108,6 +97,16 @@ macro_rules! event {
 
 pub(crate) use event;
 
+/// Logs, once in a process, the variables whose names are almost those of settings.
+pub(crate) fn warn_of_mistyped_settings() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for (name, setting) in mistyped(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+            event!(WARN, "{name} is none of this library's variables, and {setting} is one");
+        }
+    });
+}
+
 /// Passes an event to the handler. If there is none, and no subscriber either, it is printed.
 pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
     let pass = |(most_verbose, handler): &Handler| {
@@ -122,8 +121,7 @@ pub(crate) fn pass_on(level: Level, text: fmt::Arguments<'_>) {
     if get_default(|dispatch| !dispatch.is::<NoSubscriber>()) {
         return;
     }
-    let default = if SHOWS_WARNINGS.load(Ordering::Relaxed) { LevelFilter::WARN } else { LevelFilter::OFF };
-    let printed = settings().ok().and_then(|settings| settings.log).unwrap_or(default);
+    let printed = settings().ok().and_then(|settings| settings.log).unwrap_or(LevelFilter::WARN);
     if level <= printed {
         let name = if level == Level::WARN { "warning".to_owned() } else { level.as_str().to_lowercase() };
         // In one piece, so that lines of several processes do not mix. If stderr is closed, the

@@ -77,6 +77,23 @@ pub(crate) fn mistakes() -> Vec<String> {
     SETTINGS_VARIABLES.iter().filter_map(|name| Some(read_one(*name).err()?.to_string())).collect()
 }
 
+/// The names that differ from one of [`SETTINGS_VARIABLES`] in one or two neighbouring letters, and
+/// that one. Those of other programs begin differently.
+pub(crate) fn mistyped(names: impl Iterator<Item = String>) -> Vec<(String, &'static str)> {
+    fn common(a: impl Iterator<Item = u8>, b: impl Iterator<Item = u8>) -> usize {
+        a.zip(b).take_while(|(a, b)| a == b).count()
+    }
+    let is_near = |name: &str, setting: &str| {
+        let start = common(name.bytes(), setting.bytes());
+        let (name, setting) = (&name.as_bytes()[start..], &setting.as_bytes()[start..]);
+        let end = common(name.iter().rev().copied(), setting.iter().rev().copied());
+        (1..=2).contains(&(name.len().max(setting.len()) - end))
+    };
+    let nearest = |name: &str| SETTINGS_VARIABLES.into_iter().find(|setting| is_near(name, setting));
+    let ours = names.filter(|name| name.starts_with("DCL"));
+    ours.filter_map(|name| nearest(&name).map(|setting| (name, setting))).collect()
+}
+
 /// The timeout that `DCL_TIMEOUT` sets, in seconds; `default` where it is not set.
 ///
 /// The library calls it with [`DEFAULT_TIMEOUT`] if the caller gives no timeout.
@@ -107,6 +124,17 @@ mod tests {
         let expected =
             Settings { timeout: Some(Duration::from_millis(1500)), slow_warning: None, log: Some(LevelFilter::DEBUG) };
         assert_eq!(set.expect("all of them are values"), expected);
+    }
+
+    #[test]
+    fn a_name_that_is_almost_a_setting_is_mistyped() {
+        let mistyped = |name: &str| mistyped([name.to_owned()].into_iter()).first().map(|(_, setting)| *setting);
+        for name in ["DCL_TIMEOT", "DCL_TIMEOUTS", "DCL_TIEMOUT", "DCL_TIMEOUT_S", "DCLTIMEOUT"] {
+            assert_eq!(mistyped(name), Some("DCL_TIMEOUT"), "{name}");
+        }
+        for name in ["DCL_TIMEOUT", "DCL_LOG", "DCL_JOB_ID", "DCL_SECRET", "TIMEOUT", "DCL_", "", "VCL_LOG"] {
+            assert_eq!(mistyped(name), None, "{name}");
+        }
     }
 
     #[test]

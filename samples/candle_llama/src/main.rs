@@ -110,7 +110,6 @@ fn run_rank(communicator: &Communicator) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    distcollective::log::show_warnings();
     let Arguments { ranks } = Arguments::parse();
     if Environment::detect_launcher().is_none() {
         return Communicator::spawn(ranks, |communicator| run_rank(&communicator)).map(drop);
