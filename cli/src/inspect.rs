@@ -34,9 +34,16 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Err(error) => return fail(error),
     };
     print(match arguments {
-        Arguments { json: true, .. } => format!("{}\n", inspection.to_json()),
+        Arguments { json: true, .. } => format!("{}\n", in_ascii(&inspection.to_json().to_string())),
         Arguments { dot: true, .. } => inspection.to_dot(),
         _ => inspection.to_string(),
     });
     ExitCode::SUCCESS
+}
+
+/// The same JSON in ASCII: all other characters are in its texts, where they can be escaped. A plan
+/// may come from anyone, and characters can steer a terminal.
+fn in_ascii(json: &str) -> String {
+    let escaped = |c: char| c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
+    json.chars().map(|c| if c.is_ascii() { c.to_string() } else { escaped(c) }).collect()
 }

@@ -77,6 +77,33 @@ fn a_file_that_is_no_plan_is_one_line_with_its_name() {
     assert!(fails(&["inspect", "absent.plan"]).contains("absent.plan cannot be read: No such file"));
 }
 
+/// A plan may come from anyone.
+#[test]
+fn names_in_a_plan_cannot_steer_a_terminal_or_forge_lines() -> Result<()> {
+    const HOSTILE: &str = "a\x1b[2J\nwarning: \u{202e}b";
+    const SHOWN: &str = r"a\u{1b}[2J\nwarning: \u{202e}b";
+    let name = |part: &str| format!("{part} {HOSTILE}");
+    let mut network = Network::new();
+    let x = network.add_input(&name("x"), DataType::Float32, [4, 8])?;
+    let sum = DistCollective::reduce(ReduceOperation::Sum, Rank(1)).nb_rank(2).named(name("layer"));
+    let h = network.add(sum, x)?;
+    let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named(name("next")), h)?;
+    network.mark_output(y, &name("y"))?;
+    let file = file("hostile.plan");
+    network.build()?.save(&file)?;
+    let plan = file.to_str().expect("UTF-8");
+    let text = succeeds(&["inspect", plan]);
+    for part in ["x", "layer", "next", "y"] {
+        assert!(text.contains(&format!("{part} {SHOWN}")), "{part}: {text:?}");
+    }
+    let dot = succeeds(&["inspect", plan, "--dot"]);
+    assert!(dot.contains(&format!("label=\"layer {}", SHOWN.replace('\\', "\\\\"))), "{dot}");
+    for shown in [text, dot, succeeds(&["inspect", plan, "--json"])] {
+        assert!(!shown.contains(['\x1b', '\u{202e}']) && !shown.contains("\nwarning: \\u"), "{shown:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn output_that_is_cut_off_ends_the_program_silently() {
     let plan = plan("head.plan").expect("a plan");

@@ -12,7 +12,7 @@ use super::memory::{Location, Region};
 use super::{Engine, EngineInner};
 use crate::network::{LayerId, TensorId, TensorSource};
 use crate::shape::Dims;
-use crate::util::text::clipped;
+use crate::util::text::{clipped, on_one_line};
 
 /// The widest column of names in the text. Longer names stand out of it.
 const WIDEST_NAME: usize = 40;
@@ -126,7 +126,8 @@ impl Inspection {
 
     fn write_tensors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let EngineInner { network, analysis, memory, .. } = &*self.0.inner;
-        let width = network.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0).min(WIDEST_NAME);
+        let names: Vec<String> = network.tensors.iter().map(|tensor| on_one_line(&tensor.name)).collect();
+        let width = names.iter().map(String::len).max().unwrap_or(0).min(WIDEST_NAME);
         for id in self.tensors() {
             let place = match memory.locations[id.index()] {
                 Location::Input(_) => "input".to_owned(),
@@ -141,7 +142,7 @@ impl Inspection {
                     format!("{region} at {}{copied}", place.offset)
                 }
             };
-            let (name, data_type) = (&network.tensors[id.index()].name, analysis.types[id.index()].name());
+            let (name, data_type) = (&names[id.index()], analysis.types[id.index()].name());
             let (dims, bytes) = (analysis.extents[id.index()].dims(), analysis.max_byte_len(id));
             let unwritten = if self.may_be_unwritten(id) { ", not written on every rank" } else { "" };
             writeln!(f, "  {name:width$}  {data_type} {dims}, {bytes} bytes, {place}{unwritten}")?;
@@ -177,20 +178,22 @@ impl fmt::Display for Inspection {
         for profile in 0..network.profile_count {
             writeln!(f, "\noptimization profile {profile}")?;
             for (name, [min, opt, max]) in self.profile(profile) {
-                writeln!(f, "  {name}: from {min} to {max}, usually {opt}")?;
+                writeln!(f, "  {}: from {min} to {max}, usually {opt}", on_one_line(name))?;
             }
         }
         writeln!(f, "\nschedule")?;
         for (step, id) in analysis.schedule.iter().enumerate() {
             let layer = &network.layers[id.index()];
-            let [inputs, outputs] = [&layer.inputs, &layer.outputs].map(|tensors| self.names(tensors).join(", "));
+            let [inputs, outputs] =
+                [&layer.inputs, &layer.outputs].map(|tensors| on_one_line(&self.names(tensors).join(", ")));
             let text = layer.body.op().attributes().text;
             let space = if text.is_empty() { "" } else { " " };
-            writeln!(f, "  {step:3}  {} ({}){space}{text}: {inputs} -> {outputs}", layer.name(), layer.kind())?;
+            let [name, kind] = [layer.name(), layer.kind()].map(on_one_line);
+            writeln!(f, "  {step:3}  {name} ({kind}){space}{text}: {inputs} -> {outputs}")?;
         }
         self.write_memory(f)?;
         for warning in &analysis.warnings {
-            writeln!(f, "\nwarning: {warning}")?;
+            writeln!(f, "\nwarning: {}", on_one_line(warning))?;
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use crate::network::{
     TensorId, TensorSource,
 };
 use crate::shape::Dims;
+use crate::util::text::on_one_line;
 
 const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 1, noun: "plan" };
 
@@ -208,7 +209,7 @@ fn to_body(record: BodyRecord, name: &str, registry: &PluginRegistry) -> Result<
         }
         BodyRecord::Plugin { type_name, version, bytes } => {
             let plugin = registry.create(&type_name, &version, &bytes);
-            let plugin = plugin.map_err(|e| e.about(|| format!("layer {name:?} ({type_name})")))?;
+            let plugin = plugin.map_err(|e| e.about(|| format!("layer {name:?} ({})", on_one_line(&type_name))))?;
             LayerBody::Plugin(PluginLayer { plugin })
         }
     })

@@ -40,6 +40,19 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
+/// A name from a file that anyone may have written, on one line. Characters that are not printable,
+/// such as line breaks and those that turn the direction of writing, are escaped.
+pub(crate) fn on_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' | '\\' => line.push(c),
+            c => line.extend(c.escape_debug()),
+        }
+    }
+    line
+}
+
 /// `==`, which is no constant function.
 pub(crate) const fn is_same(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::Inspection;
 use crate::engine::{EngineInner, IoMode};
 use crate::network::TensorId;
-use crate::util::text::clipped;
+use crate::util::text::{clipped, on_one_line};
 
 impl Inspection {
     /// The inspection as a graph in [Graphviz](https://graphviz.org)'s language, for `dot -Tsvg`:
@@ -31,12 +31,13 @@ impl Inspection {
         for input in io.iter().filter(|io| io.mode == IoMode::Input) {
             let number = input.tensor.index();
             sources[number] = format!("input{number}");
-            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", quoted(&input.name)));
+            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", quoted(&on_one_line(&input.name))));
         }
         for (step, id) in analysis.schedule.iter().enumerate() {
             let layer = &network.layers[id.index()];
             let text = layer.body.op().attributes().text;
-            let label = quoted(format!("{}\n{} {text}", layer.name(), layer.kind()).trim_end());
+            let [name, kind] = [layer.name(), layer.kind()].map(on_one_line);
+            let label = quoted(format!("{name}\n{kind} {text}").trim_end());
             let color = layer.collective().map_or("", |_| ", style=filled, fillcolor=lightgrey");
             line(&mut dot, &format!("layer{step} [label={label}{color}]"));
             layer.outputs.iter().for_each(|output| sources[output.index()] = format!("layer{step}"));
@@ -44,7 +45,7 @@ impl Inspection {
         let edge = |dot: &mut String, tensor: TensorId, to: &str| {
             let (name, data_type) = (&network.tensors[tensor.index()].name, analysis.types[tensor.index()]);
             let dims = analysis.extents[tensor.index()].dims();
-            let label = quoted(&format!("{}\n{data_type} {dims}", clipped(name)));
+            let label = quoted(&format!("{}\n{data_type} {dims}", on_one_line(&clipped(name))));
             let style = if self.may_be_unwritten(tensor) { ", style=dashed" } else { "" };
             line(dot, &format!("{} -> {to} [label={label}{style}]", sources[tensor.index()]));
         };
@@ -54,7 +55,7 @@ impl Inspection {
         }
         for output in io.iter().filter(|io| io.mode == IoMode::Output) {
             let node = format!("output{}", output.tensor.index());
-            line(&mut dot, &format!("{node} [shape=ellipse, label={}]", quoted(&output.name)));
+            line(&mut dot, &format!("{node} [shape=ellipse, label={}]", quoted(&on_one_line(&output.name))));
             edge(&mut dot, output.tensor, &node);
         }
         dot.push_str("}\n");

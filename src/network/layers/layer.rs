@@ -4,6 +4,7 @@ use super::LayerBody;
 use crate::dist_collective::{DistCollectiveLayer, Info};
 use crate::error::{Result, bail, error};
 use crate::network::TensorId;
+use crate::util::text::on_one_line;
 
 /// A layer of a network, of any kind.
 #[derive(Clone, Debug)]
@@ -41,7 +42,7 @@ impl Layer {
 
     /// `layer "grad_sync" (all_reduce)`: what errors are about.
     pub fn subject(&self) -> String {
-        format!("layer {:?} ({})", self.name(), self.kind())
+        format!("layer {:?} ({})", self.name(), on_one_line(self.kind()))
     }
 
     /// What kind of layer it is: `all_reduce` and the other operations, `shuffle`, `cast`,
