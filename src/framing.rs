@@ -10,13 +10,26 @@
 //! | 32 | SHA-256 of everything else |
 //! | … | body: a value in [postcard](https://postcard.jamesmunns.com/wire-format) |
 
+use std::io::{self, Read};
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
+use crate::util::free_memory;
 
 const CHECKSUM_BYTES: usize = 32;
+
+/// The most bytes before the body.
+const LONGEST_HEADER: u64 = 8 + 4 + 1 + 255 + 8 + CHECKSUM_BYTES as u64;
+
+/// What a header says, and what follows it.
+struct StoredHeader<'a> {
+    body_len: u64,
+    stored: &'a [u8],
+    rest: &'a [u8],
+}
 
 /// A kind of stored bytes.
 pub(crate) struct StoredFormat {
@@ -62,8 +75,38 @@ impl StoredFormat {
         Ok(value)
     }
 
+    /// Reads such bytes, and not much more than their header promises, from what may have no end.
+    /// [`read`](Self::read) says whether they are right.
+    pub(crate) fn bytes_of(&self, mut file: impl Read, unreadable: impl Fn(io::Error) -> Error) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        file.by_ref().take(LONGEST_HEADER).read_to_end(&mut bytes).map_err(&unreadable)?;
+        let Ok(StoredHeader { body_len, rest, .. }) = self.header(&bytes) else { return Ok(bytes) };
+        let missing = body_len.saturating_sub(rest.len() as u64);
+        free_memory::check(&format!("memory for the {}", self.noun), missing)?;
+        // With a byte too many, the bytes are wrong.
+        file.take(missing.saturating_add(1)).read_to_end(&mut bytes).map_err(&unreadable)?;
+        Ok(bytes)
+    }
+
     /// The body, after its header and checksum have been checked.
     pub(crate) fn open<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8]> {
+        let noun = self.noun;
+        let StoredHeader { body_len, stored, rest } = self.header(bytes)?;
+        if rest.len() as u64 != body_len {
+            bail!(
+                InvalidPlan,
+                "the {noun} is damaged: its header promises {body_len} bytes after it, and {} follow",
+                rest.len()
+            );
+        }
+        let header = &bytes[..bytes.len() - rest.len() - CHECKSUM_BYTES];
+        if checksum(header, rest) != stored {
+            bail!(InvalidPlan, "the {noun} is damaged: its checksum does not fit its {} bytes", bytes.len());
+        }
+        Ok(rest)
+    }
+
+    fn header<'a>(&self, bytes: &'a [u8]) -> Result<StoredHeader<'a>> {
         let noun = self.noun;
         if bytes.is_empty() {
             bail!(InvalidPlan, "the {noun} is empty: there are no bytes");
@@ -97,18 +140,7 @@ impl StoredFormat {
         }
         let body_len = take(8, "length")?.try_into().map_or(0, u64::from_le_bytes);
         let stored = take(CHECKSUM_BYTES, "checksum")?;
-        if rest.len() as u64 != body_len {
-            bail!(
-                InvalidPlan,
-                "the {noun} is damaged: its header promises {body_len} bytes after it, and {} follow",
-                rest.len()
-            );
-        }
-        let header = &bytes[..bytes.len() - rest.len() - CHECKSUM_BYTES];
-        if checksum(header, rest) != stored {
-            bail!(InvalidPlan, "the {noun} is damaged: its checksum does not fit its {} bytes", bytes.len());
-        }
-        Ok(rest)
+        Ok(StoredHeader { body_len, stored, rest })
     }
 }
 

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueHint;
-use distcollective::Engine;
+use distcollective::engine::Inspection;
 
 use crate::output::{fail, print};
 
 /// Shows what a plan consists of: tensors, layers in the order in which they run, memory, warnings.
 ///
 /// The plan is a file that `Engine::save` or `dcl_engine_serialize` wrote. Reading it checks the
-/// network and plans its memory. A plan with plugins can be shown by the program that has them
-/// only.
+/// network and plans its memory. In a plan with plugins these are unknown layers; then shapes and
+/// memory are not shown, and rules are not checked.
 ///
 /// Example: distcollective inspect model.plan --dot | dot -Tsvg -o model.svg
 #[derive(clap::Args)]
@@ -29,8 +29,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let inspection = match Engine::load(&arguments.plan) {
-        Ok(engine) => engine.inspect(),
+    let inspection = match Inspection::of_plan(&arguments.plan) {
+        Ok(inspection) => inspection,
         Err(error) => return fail(error),
     };
     print(match arguments {

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use distcollective::network::Shuffle;
+use distcollective::network::{Plugin, PluginCall, Shuffle};
+use distcollective::tensor::Shape;
 use distcollective::{DataType, DistCollective, Network, Rank, ReduceOperation, Result};
 use test_support::{has, timed};
 
@@ -101,6 +102,71 @@ fn names_in_a_plan_cannot_steer_a_terminal_or_forge_lines() -> Result<()> {
     for shown in [text, dot, succeeds(&["inspect", plan, "--json"])] {
         assert!(!shown.contains(['\x1b', '\u{202e}']) && !shown.contains("\nwarning: \\u"), "{shown:?}");
     }
+    Ok(())
+}
+
+/// The limit is for a program that would take all memory.
+#[test]
+fn what_has_no_end_is_refused_at_its_beginning() {
+    let script = format!("ulimit -v 2000000; exec {DISTCOLLECTIVE} inspect /dev/zero");
+    let (output, text) = test_support::run(timed("sh").args(["-c", &script]));
+    let says = "error: plan /dev/zero: these bytes are no distcollective plan: they begin with [00, 00, 00, 00, 00, 00, 00, 00]";
+    assert!(output.status.code() == Some(1) && text.starts_with(says), "{text}");
+}
+
+/// A plugin that this program does not have.
+#[derive(Debug)]
+struct Norm;
+
+impl Plugin for Norm {
+    fn type_name(&self) -> &str {
+        "norm"
+    }
+
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.to_vec())
+    }
+
+    fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+}
+
+#[test]
+fn a_plugin_that_is_not_there_is_an_unknown_layer() -> Result<()> {
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [4, 8])?;
+    let h = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2).named("sum"), x)?;
+    let y = network.add_plugin("normed", Norm, &[h])?;
+    network.mark_output(y, "y")?;
+    let (file, engine) = (file("plugin.plan"), network.build()?);
+    engine.save(&file)?;
+    let plan = file.to_str().expect("UTF-8");
+    let text = succeeds(&["inspect", plan]);
+    let lines = [
+        &format!("engine {}", engine.fingerprint()),
+        "  x            float32 [4, 8]",
+        "  y            float32",
+        "    0  sum (all_reduce) among 2 ranks, sum: x -> sum.output0",
+        "    1  normed (norm, unknown plugin): sum.output0 -> y",
+    ];
+    for line in lines {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(text.ends_with("known, and rules were not checked\n") && !text.contains("memory\n"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&succeeds(&["inspect", plan, "--json"])).expect("JSON");
+    let unknown = |step: usize| json["layers"][step]["unknown"].as_bool();
+    assert_eq!((unknown(0), unknown(1), &json["memory"]), (None, Some(true), &serde_json::Value::Null));
+    let dot = succeeds(&["inspect", plan, "--dot"]);
+    assert!(dot.contains("layer1 [label=\"normed\\nnorm, unknown plugin\"]") && dot.ends_with("}\n"), "{dot}");
     Ok(())
 }
 

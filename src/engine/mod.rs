@@ -190,8 +190,7 @@ impl Engine {
     /// - The errors of [`deserialize_with`](Self::deserialize_with).
     pub fn load_with(path: impl AsRef<Path>, plugins: &PluginRegistry) -> Result<Self> {
         let path = path.as_ref();
-        let plan = std::fs::read(path)
-            .map_err(|e| error!(System, "the plan {} cannot be read: {e}", path.display()).with_source(e))?;
+        let plan = plan::read_file(path)?;
         Self::deserialize_with(&plan, plugins).map_err(|e| e.about(|| format!("plan {}", path.display())))
     }
 
@@ -213,7 +212,7 @@ impl Engine {
     /// - The errors of [`Network::build`]: reading a plan validates it.
     /// - The errors of a plugin's constructor.
     pub fn deserialize_with(plan: &[u8], registry: &PluginRegistry) -> Result<Self> {
-        Self::new(plan::read(plan, registry)?)
+        Self::new(plan::read(plan, Some(registry))?)
     }
 
     /// The inputs, then the outputs, each in the order in which they were added.
@@ -268,7 +267,7 @@ impl Engine {
 
     /// Tensors, layers, schedule and memory, as text, as JSON or as a graph.
     pub fn inspect(&self) -> Inspection {
-        Inspection(self.clone())
+        Inspection(inspect::Subject::Engine(self.clone()))
     }
 }
 

@@ -5,7 +5,9 @@
 //! [`crate::framing`] has the layout.
 
 use std::fmt;
+use std::fs::File;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::{SeqAccess, Visitor};
@@ -18,10 +20,10 @@ use crate::error::{Error, Result, bail, error};
 use crate::framing::StoredFormat;
 use crate::memory::Buffer;
 use crate::network::{
-    ConstantLayer, Layer, LayerBody, LayerId, MadeFor, Network, NetworkInput, PluginLayer, PluginRegistry, Tensor,
-    TensorId, TensorSource,
+    ConstantLayer, Layer, LayerBody, LayerId, MadeFor, Network, NetworkInput, Plugin, PluginCall, PluginLayer,
+    PluginRegistry, Tensor, TensorId, TensorSource,
 };
-use crate::shape::Dims;
+use crate::shape::{Dims, Shape};
 use crate::util::text::on_one_line;
 
 const FORMAT: StoredFormat = StoredFormat { magic: *b"DCLPLAN\0", version: 1, noun: "plan" };
@@ -104,8 +106,14 @@ pub(crate) fn write(network: &Network) -> Result<Vec<u8>> {
     FORMAT.write(&body)
 }
 
-/// Reads a plan.
-pub(crate) fn read(plan: &[u8], registry: &PluginRegistry) -> Result<Network> {
+/// The bytes of a file that may be a plan.
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let unreadable = |e| error!(System, "the plan {} cannot be read: {e}", path.display()).with_source(e);
+    FORMAT.bytes_of(File::open(path).map_err(unreadable)?, unreadable)
+}
+
+/// Reads a plan. Without a registry every plugin is an [`UnknownPlugin`].
+pub(super) fn read(plan: &[u8], registry: Option<&PluginRegistry>) -> Result<Network> {
     to_network(FORMAT.read(plan)?, registry)
 }
 
@@ -140,7 +148,7 @@ fn layer_record(layer: &Layer) -> Result<LayerRecord> {
 }
 
 /// The network. Checks that each number is in range, and that each tensor has one source.
-fn to_network(body: PlanBody, registry: &PluginRegistry) -> Result<Network> {
+fn to_network(body: PlanBody, registry: Option<&PluginRegistry>) -> Result<Network> {
     let damaged = |what: &str| error!(InvalidPlan, "the plan contradicts itself: {what}");
     let mut network = Network::new();
     let number = network.number;
@@ -190,11 +198,45 @@ fn to_network(body: PlanBody, registry: &PluginRegistry) -> Result<Network> {
     Ok(network)
 }
 
+/// A plugin of a plan that is only shown.
+#[derive(Debug)]
+struct UnknownPlugin {
+    type_name: String,
+    version: String,
+    bytes: Vec<u8>,
+}
+
+impl Plugin for UnknownPlugin {
+    fn type_name(&self) -> &str {
+        &self.type_name
+    }
+
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn output_types(&self, _inputs: &[DataType]) -> Result<Vec<DataType>> {
+        bail!(Unsupported, "plugin {:?} is unknown", self.type_name)
+    }
+
+    fn output_shapes(&self, _inputs: &[Shape]) -> Result<Vec<Shape>> {
+        bail!(Unsupported, "plugin {:?} is unknown", self.type_name)
+    }
+
+    fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {
+        bail!(Unsupported, "plugin {:?} is unknown", self.type_name)
+    }
+
+    fn serialize(&self) -> Result<Vec<u8>> {
+        Ok(self.bytes.clone())
+    }
+}
+
 fn in_plan(error: Error) -> Error {
     error!(InvalidPlan, "the plan breaks a rule: {error}")
 }
 
-fn to_body(record: BodyRecord, name: &str, registry: &PluginRegistry) -> Result<LayerBody> {
+fn to_body(record: BodyRecord, name: &str, registry: Option<&PluginRegistry>) -> Result<LayerBody> {
     Ok(match record {
         BodyRecord::Plain(body) => body,
         BodyRecord::Constant { data_type, dims, bytes } => {
@@ -208,7 +250,10 @@ fn to_body(record: BodyRecord, name: &str, registry: &PluginRegistry) -> Result<
             LayerBody::Constant(ConstantLayer { value: Arc::new(value) })
         }
         BodyRecord::Plugin { type_name, version, bytes } => {
-            let plugin = registry.create(&type_name, &version, &bytes);
+            let plugin = match registry {
+                Some(registry) => registry.create(&type_name, &version, &bytes),
+                None => Ok(Arc::new(UnknownPlugin { type_name: type_name.clone(), version, bytes }) as Arc<dyn Plugin>),
+            };
             let plugin = plugin.map_err(|e| e.about(|| format!("layer {name:?} ({})", on_one_line(&type_name))))?;
             LayerBody::Plugin(PluginLayer { plugin })
         }

@@ -11,7 +11,8 @@ use crate::{assert_none, files_below, read, read_without_tests, shown};
 const LAYERS: &[&[&str]] = &[
     // Values, and what every module may use.
     &["sync"],
-    &["util", "framing"],
+    &["util"],
+    &["framing"],
     &["element", "moved_type"],
     &["collective"],
     // Memory, devices, and where work runs.

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::Inspection;
-use crate::engine::{EngineInner, IoMode};
 use crate::network::TensorId;
 use crate::util::text::{clipped, on_one_line};
 
@@ -24,39 +23,39 @@ impl Inspection {
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     pub fn to_dot(&self) -> String {
-        let EngineInner { network, analysis, io, fingerprint, .. } = &*self.0.inner;
-        let mut dot = format!("digraph \"engine {fingerprint}\" {{\n  node [shape=box];\n");
+        let network = self.network();
+        let mut dot = format!("digraph \"engine {}\" {{\n  node [shape=box];\n", self.fingerprint());
+        let label_of = |tensor: TensorId| quoted(&on_one_line(&network.tensors[tensor.index()].name));
         // The node from which each tensor comes.
         let mut sources = vec![String::new(); network.tensors.len()];
-        for input in io.iter().filter(|io| io.mode == IoMode::Input) {
-            let number = input.tensor.index();
+        for input in &network.inputs {
+            let number = input.index();
             sources[number] = format!("input{number}");
-            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", quoted(&on_one_line(&input.name))));
+            line(&mut dot, &format!("input{number} [shape=ellipse, label={}]", label_of(*input)));
         }
-        for (step, id) in analysis.schedule.iter().enumerate() {
+        for (step, id) in self.schedule().iter().enumerate() {
             let layer = &network.layers[id.index()];
             let text = layer.body.op().attributes().text;
-            let [name, kind] = [layer.name(), layer.kind()].map(on_one_line);
+            let (name, kind) = (on_one_line(layer.name()), self.kind(layer));
             let label = quoted(format!("{name}\n{kind} {text}").trim_end());
             let color = layer.collective().map_or("", |_| ", style=filled, fillcolor=lightgrey");
             line(&mut dot, &format!("layer{step} [label={label}{color}]"));
             layer.outputs.iter().for_each(|output| sources[output.index()] = format!("layer{step}"));
         }
         let edge = |dot: &mut String, tensor: TensorId, to: &str| {
-            let (name, data_type) = (&network.tensors[tensor.index()].name, analysis.types[tensor.index()]);
-            let dims = analysis.extents[tensor.index()].dims();
-            let label = quoted(&format!("{}\n{data_type} {dims}", on_one_line(&clipped(name))));
+            let name = on_one_line(&clipped(&network.tensors[tensor.index()].name));
+            let label = quoted(&format!("{name}\n{}", self.type_of(tensor)));
             let style = if self.may_be_unwritten(tensor) { ", style=dashed" } else { "" };
             line(dot, &format!("{} -> {to} [label={label}{style}]", sources[tensor.index()]));
         };
-        for (step, id) in analysis.schedule.iter().enumerate() {
+        for (step, id) in self.schedule().iter().enumerate() {
             let layer = &network.layers[id.index()];
             layer.inputs.iter().for_each(|&input| edge(&mut dot, input, &format!("layer{step}")));
         }
-        for output in io.iter().filter(|io| io.mode == IoMode::Output) {
-            let node = format!("output{}", output.tensor.index());
-            line(&mut dot, &format!("{node} [shape=ellipse, label={}]", quoted(&on_one_line(&output.name))));
-            edge(&mut dot, output.tensor, &node);
+        for &output in &network.outputs {
+            let node = format!("output{}", output.index());
+            line(&mut dot, &format!("{node} [shape=ellipse, label={}]", label_of(output)));
+            edge(&mut dot, output, &node);
         }
         dot.push_str("}\n");
         dot
