@@ -24,6 +24,15 @@ use crate::stream::Watch;
 /// plan.
 pub(crate) const MAX_GROUPED_CALLS: usize = 8;
 
+/// The kinds of errors that every rank gets as they are.
+pub(super) const SHARED_KINDS: [ErrorKind; 2] = [ErrorKind::Disagreement, ErrorKind::PeerLost];
+
+/// Whether the other ranks get an error of this kind as it is, instead of as "rank 1 ended the
+/// communicator: …".
+pub(crate) fn is_shared(kind: ErrorKind) -> bool {
+    SHARED_KINDS.contains(&kind)
+}
+
 /// A recorded run of a context; `None` before it is recorded, and after its communicator ended.
 pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 

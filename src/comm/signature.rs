@@ -5,8 +5,10 @@ use crate::collective::{
     Call, Collective, CollectiveOperation, Determinism, Purpose, PurposeKind, ReduceOperation, WireType,
 };
 use crate::comm::run_id::RunId;
+use crate::error::{Error, error};
 use crate::moved_type::TransferType;
-use crate::rank::GroupRank;
+use crate::rank::{GroupRank, Rank};
+use crate::util::text::list_ranks;
 
 /// Where a collective is in the order of its communicator, as errors say it: `collective 3`.
 /// `number` is that of the collective, or if it is not counted, of the next one that is.
@@ -103,6 +105,49 @@ impl Signature {
     fn leaves_out(self, other: Self) -> bool {
         self.is_refusal() && self.run().zip(other.run()).is_some_and(|(refused, run)| refused.includes(run))
     }
+}
+
+/// The error of calls that differ, each with its rank, in the order of the ranks: `rank 0 calls …;
+/// ranks 1 and 2 call …`. `number` is for [`place_of`].
+pub(crate) fn difference(calls_of_ranks: impl Iterator<Item = (Rank, Signature)>, number: u64) -> Error {
+    let mut calls: Vec<(Signature, Vec<u32>)> = Vec::new();
+    for (Rank(rank), signature) in calls_of_ranks {
+        match calls.iter_mut().find(|(other, _)| *other == signature) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => calls.push((signature, vec![rank])),
+        }
+    }
+    let known: Vec<Call> = calls.iter().filter_map(|(signature, _)| signature.call()).collect();
+    let runs_differ = calls.iter().any(|(signature, _)| signature.run() != calls[0].0.run());
+    let describe = |signature: Signature| {
+        let call = match signature.call() {
+            Some(call) => call.to_string(),
+            None => format!("{:x?}", signature.0),
+        };
+        match signature.run() {
+            Some(run) if runs_differ => format!("{call} in {run}"),
+            None if runs_differ => format!("{call} outside of runs"),
+            _ => call,
+        }
+    };
+    let is_run = known.iter().any(|call| call.purpose.is_run());
+    let is_counted = known.iter().any(|call| call.purpose.is_counted());
+    let place = match is_run {
+        true => "a run of a context".to_owned(),
+        false => format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number)),
+    };
+    let sides: Vec<String> = calls
+        .into_iter()
+        .map(|(signature, ranks)| {
+            let (verb, what) = match signature.run().filter(|_| signature.is_refusal()) {
+                Some(run) => ("refuse", run.to_string()),
+                None => (if is_run { "make" } else { "call" }, describe(signature)),
+            };
+            let ending = if ranks.len() == 1 { "s" } else { "" };
+            format!("{} {verb}{ending} {what}", list_ranks(ranks))
+        })
+        .collect();
+    error!(Disagreement, "ranks disagree on {place}: {}", sides.join("; "))
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@ use super::link::{Bytes, Channel, Tag};
 use super::{ClusterBackend, PART};
 use crate::collective::{Call, Collective};
 use crate::comm::backend::Request;
-use crate::comm::host::difference;
 use crate::comm::run_id::CountedRun;
-use crate::comm::signature::Signature;
+use crate::comm::signature::{Signature, difference};
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::memory::Address;
 use crate::rank::GroupRank;
+use crate::util::text::list_ranks;
 
 /// What a rank says of a call: its signature, and its input if that is so short. It is as long as
 /// what the host backend's headers have room for.
@@ -121,8 +121,15 @@ impl ClusterBackend {
         }
         let remote_ranks: Vec<GroupRank> = place.ranks().filter(|rank| !place.is_local(*rank)).collect();
         for machine in place.other_machines() {
-            let records = self.job.receive(first_of(machine), tag, deadline)?;
             let ranks = place.ranks_of(machine);
+            let missing = || match ranks {
+                [only] => format!("rank {} did not arrive", place.member(*only)),
+                ranks => {
+                    let ranks = list_ranks(ranks.iter().map(|rank| place.member(*rank).0));
+                    format!("not all of {ranks}, which are on one machine, arrived")
+                }
+            };
+            let records = self.job.receive(first_of(machine), tag, deadline, &missing)?;
             if records.len() != ranks.len() * RECORD_BYTES {
                 bail!(System, "rank {} sent {} bytes of records", first_of(machine), records.len());
             }

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use super::link::{Arrival, Bytes, Channel, Tag};
-use super::messages::take_message;
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
-use crate::error::{Error, Result, error};
+use crate::error::{Error, Result, bail, error};
+use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 
 /// A receive that has ended.
@@ -20,6 +20,8 @@ pub(super) struct PostedReceive {
     pub(super) request: MessageRequest,
     pub(super) on_end: OnEnd,
     pub(super) deadline: Instant,
+    /// Whether it was seen that no message may come any more. One may be in what the link has.
+    pub(super) was_lost: bool,
 }
 
 #[derive(Default)]
@@ -30,6 +32,8 @@ pub(super) struct Inbox {
     posted: Vec<PostedReceive>,
     /// The ranks that have left communicators.
     left: HashSet<(Rank, u32)>,
+    /// The communicators that this rank has left.
+    forgotten: HashSet<u32>,
 }
 
 impl Inbox {
@@ -42,6 +46,7 @@ impl Inbox {
                 Channel::Leave => {
                     self.left.insert((from, tag.communicator));
                 }
+                _ if self.forgotten.contains(&tag.communicator) => {}
                 channel => {
                     may_end |= channel == Channel::Messages;
                     self.count += 1;
@@ -95,23 +100,96 @@ impl Inbox {
     }
 
     /// The receives that end without a message: all if the communicators have ended, else those
-    /// whose deadline has come.
+    /// whose deadline has come, or whose sender is gone.
     #[must_use]
-    pub(super) fn take_ends(&mut self, failed: Option<Error>, now: Instant) -> Vec<Ended> {
-        let is_over = |posted: &mut PostedReceive| failed.is_some() || now >= posted.deadline;
-        let over: Vec<PostedReceive> = self.posted.extract_if(.., is_over).collect();
-        let error_of = |posted: &PostedReceive| {
-            failed.clone().unwrap_or_else(|| {
-                let tag = posted.request.tag;
-                error!(DeadlineExceeded, "no message with tag {tag} came before the deadline")
-            })
-        };
-        over.into_iter().map(|posted| (error_of(&posted), posted)).map(|(e, posted)| (posted.on_end, Err(e))).collect()
+    pub(super) fn take_ends(
+        &mut self,
+        failed: Option<Error>,
+        own: Rank,
+        has_died: &dyn Fn(Rank) -> bool,
+    ) -> Vec<Ended> {
+        let mut ends = Vec::new();
+        let now = Instant::now();
+        let mut index = 0;
+        while index < self.posted.len() {
+            let posted = &self.posted[index];
+            let tag = posted.request.tag;
+            let error = match failed.clone() {
+                Some(error) => Some(error),
+                None if now >= posted.deadline => {
+                    Some(error!(DeadlineExceeded, "no message with tag {tag} came before the deadline"))
+                }
+                None => self.lost(posted, own, has_died).filter(|_| posted.was_lost),
+            };
+            match error {
+                Some(error) => ends.push((self.posted.remove(index).on_end, Err(error))),
+                None => {
+                    self.posted[index].was_lost = self.lost(&self.posted[index], own, has_died).is_some();
+                    index += 1;
+                }
+            }
+        }
+        ends
     }
 
-    /// Whether some receive of a communicator is posted, or a message of it has not been received.
+    /// The error of a receive that waits for a rank that is gone. One from any rank waits for every
+    /// rank that has not left; a rank that has died may be the one that would have sent.
+    fn lost(&self, posted: &PostedReceive, own: Rank, has_died: &dyn Fn(Rank) -> bool) -> Option<Error> {
+        let has_left = |rank: Rank| self.has_left(rank, posted.tag.communicator);
+        let mut peers = posted.sources.iter().map(|(_, rank)| *rank).filter(|rank| *rank != own).peekable();
+        let first = *peers.peek()?;
+        let dead = peers.clone().find(|rank| has_died(*rank) && !has_left(*rank));
+        let lost = dead.or_else(|| peers.all(|rank| has_left(rank)).then_some(first))?;
+        let how = if has_left(lost) { "left the communicator" } else { "died" };
+        Some(error!(PeerLost, "rank {lost} {how} while this rank waited"))
+    }
+
+    /// Drops what has come and comes for a communicator that this rank has left.
+    pub(super) fn forget(&mut self, communicator: u32) {
+        self.forgotten.insert(communicator);
+        self.arrived.retain(|(_, tag), _| tag.communicator != communicator);
+        self.left.retain(|(_, other)| *other != communicator);
+    }
+
+    /// How many messages of a communicator have come and have not been received.
     pub(super) fn unreceived(&self, communicator: u32) -> usize {
         let of_program = |tag: &Tag| tag.communicator == communicator && tag.channel == Channel::Messages;
         self.arrived.iter().filter(|((_, tag), _)| of_program(tag)).map(|(_, messages)| messages.len()).sum()
     }
+}
+
+/// What a message begins with: the number of its type, and of its elements.
+pub(super) const HEADER_BYTES: usize = 16;
+
+/// Copies a message into the buffer of a receive.
+///
+/// # Errors
+///
+/// `Disagreement`: it has another type, or more elements than the buffer. Nothing is written.
+///
+/// # Safety
+///
+/// The request's buffer is valid for writes, and used by no other code.
+unsafe fn take_message(request: &MessageRequest, source: GroupRank, sender: Rank, bytes: &[u8]) -> Result<Delivery> {
+    let MessageRequest { tag, data_type, element_count: most, address, .. } = *request;
+    let Some((header, elements)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        bail!(System, "a message of rank {sender} is shorter than its header")
+    };
+    let element_count = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i])) as usize;
+    let sent_type = TransferType::from_number(header[0]);
+    let problem = match sent_type {
+        Some(sent) if sent == data_type && element_count <= most => {
+            let byte_len = element_count * data_type.byte_len();
+            if elements.len() != byte_len {
+                bail!(System, "a message of rank {sender} has another length than its header says");
+            }
+            // SAFETY: the caller's promise; the message is no longer than the buffer.
+            unsafe { address.pointer.copy_from_nonoverlapping(elements.as_ptr(), byte_len) };
+            return Ok(Delivery { source, element_count });
+        }
+        Some(sent) if sent == data_type => format!("the buffer has {most}"),
+        _ => format!("the buffer is of {data_type}"),
+    };
+    let sent_type = sent_type.map_or("elements of an unknown type".to_owned(), |sent| sent.to_string());
+    bail!(Disagreement, "rank {sender} sent {element_count} {sent_type} with tag {tag}: {problem}")
 }

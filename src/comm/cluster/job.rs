@@ -1,20 +1,27 @@
 //! What the communicators of one process in a job share: the link to other machines, what has come
 //! over it, and how they all end.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::inbox::{Ended, Inbox};
 use super::link::{Arrival, Bytes, Channel, Link, MAX_COMMUNICATOR, Tag};
-use crate::comm::backend::Backend;
-use crate::comm::host::{HostBackend, is_shared};
+use crate::comm::backend::{Backend, is_shared};
+use crate::comm::host::HostBackend;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::rank::Rank;
 use crate::stream::Watch;
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
-use crate::util::text::{count_of, printable};
+use crate::util::log::event;
+use crate::util::text::{printable, start_of};
 use crate::util::wait::{Stopped, Wait};
 
 /// How often the thread that moves messages looks whether a process has died.
@@ -32,6 +39,15 @@ const REASON_BYTES: usize = 2048;
 /// The first communicator's number.
 pub(super) const FIRST: u32 = 0;
 
+/// A rank that leaves this one has left all communicators.
+const WHOLE_JOB: u32 = MAX_COMMUNICATOR;
+
+/// The bits of a communicator's number that its first rank counts. The others are that rank.
+const COUNT_BITS: u32 = 18;
+
+/// How long the end of the process waits for the thread that moves messages.
+const EXIT_TIME: Duration = Duration::from_secs(1);
+
 const ABORT: Tag = Tag { communicator: FIRST, channel: Channel::Abort, number: 0 };
 
 pub(super) struct Job {
@@ -45,17 +61,77 @@ pub(super) struct Job {
     ended: OnceLock<Error>,
     /// How many threads wait, and move messages meanwhile.
     pollers: AtomicUsize,
-    next_communicator: AtomicU32,
+    /// How many communicators this rank has made.
+    made: AtomicU32,
+    /// How many of them live.
+    handles: AtomicUsize,
+    mover: Mover,
     process: ProcessGuard,
 }
 
+/// The thread that moves messages while no other one does, and what ends it.
+struct Mover {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    is_over: AtomicBool,
+    /// Wakes it.
+    wake: OwnedFd,
+}
+
+impl Mover {
+    /// Ends the thread, and waits for it, unless this is the thread.
+    fn stop(&self, deadline: Option<Instant>) {
+        self.is_over.store(true, Ordering::Release);
+        let _woken = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let Some(thread) = lock(&self.thread).take() else { return };
+        if thread.thread().id() == std::thread::current().id() {
+            return;
+        }
+        while deadline.is_some_and(|deadline| Instant::now() < deadline) && !thread.is_finished() {
+            std::thread::sleep(YIELD_TO_POLLERS);
+        }
+        if deadline.is_none() || thread.is_finished() {
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// A communicator's share of the job. The last one ends the job.
+pub(super) struct Handle(Arc<Job>);
+
+impl Handle {
+    pub(super) fn share(&self) -> Self {
+        self.0.handles.fetch_add(1, Ordering::Relaxed);
+        Handle(Arc::clone(&self.0))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Job;
+
+    fn deref(&self) -> &Job {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.handles.fetch_sub(1, Ordering::AcqRel) > 1 || !self.process.is_current() {
+            return;
+        }
+        if self.ended.get().is_none() {
+            let all: Vec<Rank> = self.ranks().collect();
+            self.leave(WHOLE_JOB, &all);
+            self.link.flush();
+        }
+        self.mover.stop(None);
+    }
+}
+
 impl Job {
-    pub(super) fn new(
-        link: Box<dyn Link>,
-        own: Rank,
-        machines: Box<[u32]>,
-        host: Arc<HostBackend>,
-    ) -> Result<Arc<Self>> {
+    pub(super) fn new(link: Box<dyn Link>, own: Rank, machines: Box<[u32]>, host: Arc<HostBackend>) -> Result<Handle> {
+        let no_thread = |e| error!(System, "no thread to move messages between machines").with_source(e);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(|e| no_thread(e.into()))?;
         let job = Arc::new(Job {
             link,
             own,
@@ -64,29 +140,29 @@ impl Job {
             inbox: Mutex::default(),
             ended: OnceLock::new(),
             pollers: AtomicUsize::new(0),
-            next_communicator: AtomicU32::new(FIRST + 1),
+            made: AtomicU32::new(0),
+            handles: AtomicUsize::new(1),
+            mover: Mover { thread: Mutex::default(), is_over: AtomicBool::new(false), wake },
             process: ProcessGuard::current(),
         });
-        let weak = Arc::downgrade(&job);
+        let moved = Arc::clone(&job);
         let builder = std::thread::Builder::new().name("dcl-cluster".to_owned());
-        builder
-            .spawn(move || move_messages(&weak))
-            .map_err(|e| error!(System, "no thread to move messages between machines").with_source(e))?;
-        Ok(job)
+        *lock(&job.mover.thread) = Some(builder.spawn(move || move_messages(&moved)).map_err(no_thread)?);
+        stop_at_exit(&job);
+        Ok(Handle(job))
     }
 
-    /// The number that the next communicator can have on this rank.
-    pub(super) fn next_communicator(&self) -> u32 {
-        self.next_communicator.load(Ordering::Relaxed)
-    }
-
-    /// Reserves numbers up to `end`, which it does not include.
-    pub(super) fn reserve_communicators(&self, end: u32) -> Result<()> {
-        if end > MAX_COMMUNICATOR {
-            bail!(System, "the job has made {}, and there can be no more", count_of(end as usize, "communicator"));
+    /// A number that no other communicator of this rank has.
+    pub(super) fn claim_number(&self) -> Result<u32> {
+        match self.made.fetch_add(1, Ordering::Relaxed) + 1 {
+            number if number < (1 << COUNT_BITS) - 1 => Ok(number),
+            number => bail!(System, "this rank has made {number} communicators, and there can be no more"),
         }
-        self.next_communicator.fetch_max(end, Ordering::Relaxed);
-        Ok(())
+    }
+
+    /// The number of a communicator whose first rank has claimed this one.
+    pub(super) fn number_of(first: Rank, claimed: u32) -> u32 {
+        first.0 << COUNT_BITS | claimed
     }
 
     fn is_elsewhere(&self, rank: Rank) -> bool {
@@ -135,7 +211,7 @@ impl Job {
         if is_first {
             self.host.abort_by(kind, by, reason);
             let number = ErrorKind::ALL.iter().position(|other| *other == kind).unwrap_or_default() as u32;
-            let reason = crate::util::text::start_of(reason, REASON_BYTES).as_bytes();
+            let reason = start_of(reason, REASON_BYTES).as_bytes();
             let words = [number, by.0].map(u32::to_le_bytes).concat();
             let bytes = [&words[..], reason].concat();
             for rank in self.ranks().filter(|rank| by == self.own && self.is_elsewhere(*rank)) {
@@ -158,9 +234,8 @@ impl Job {
     /// Begins to send a message to another rank of the job, of any machine.
     pub(super) fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()> {
         if to == self.own {
-            let arrival = Arrival { from: to, tag, bytes };
-            let ends = lock(&self.inbox).put(vec![arrival]);
-            report(ends);
+            let ends = self.inbox().put(vec![Arrival { from: to, tag, bytes }]);
+            self.report(ends);
             return Ok(());
         }
         self.link.send(to, tag, bytes).map_err(|error| self.check().err().unwrap_or(error))
@@ -185,7 +260,7 @@ impl Job {
         let (aborts, others) = arrivals.into_iter().partition::<Vec<_>, _>(|a| a.tag.channel == Channel::Abort);
         let ends = inbox.put(others);
         drop(inbox);
-        report(ends);
+        self.report(ends);
         aborts.iter().for_each(|abort| self.take_abort(&abort.bytes));
         moved.map_err(|error| self.end(error))?;
         self.check()
@@ -220,8 +295,14 @@ impl Job {
         }
     }
 
-    /// Waits for the next message of a rank with a tag. `name` is the rank's in errors.
-    pub(super) fn receive(&self, from: Rank, tag: Tag, deadline: Instant) -> Result<Bytes> {
+    /// Waits for the next message of a rank with a tag. `awaited` says what is missing.
+    pub(super) fn receive(
+        &self,
+        from: Rank,
+        tag: Tag,
+        deadline: Instant,
+        awaited: &dyn Fn() -> String,
+    ) -> Result<Bytes> {
         let mut was_gone = false;
         let look = || {
             if let Some(bytes) = self.inbox().take(from, tag) {
@@ -233,7 +314,7 @@ impl Job {
             }
             Ok(None)
         };
-        self.wait(deadline, &|| format!("rank {from} did not send its part"), look)
+        self.wait(deadline, awaited, look)
     }
 
     /// Whether a rank has left a communicator, or its process has ended.
@@ -253,16 +334,32 @@ impl Job {
             return;
         }
         let tag = Tag { communicator, channel: Channel::Leave, number: 0 };
+        self.inbox().forget(communicator);
         for rank in members.iter().filter(|rank| **rank != self.own) {
             let _unreachable = self.link.send(*rank, tag, Bytes::default());
         }
-        self.link.flush();
+    }
+
+    /// Tells the owners of messages that these have ended. An error ends all communicators.
+    pub(super) fn report(&self, ends: Vec<Ended>) {
+        for (on_end, delivery) in ends {
+            let delivery = delivery.map_err(|error| self.end(error));
+            // The owner's code may panic; the thread goes on.
+            let _panicked = catch_unwind(AssertUnwindSafe(|| on_end(delivery)));
+        }
+    }
+
+    /// Ends the receives that wait for what does not come.
+    pub(super) fn end_receives(&self) {
+        let (failed, died) = (self.check().err(), |rank: Rank| self.link.has_died(rank));
+        let ends = self.inbox().take_ends(failed, self.own, &died);
+        self.report(ends);
     }
 
     /// Looks whether a process has died. Ranks that do not wait for it are told too.
     fn check_processes(&self) -> Result<()> {
         self.host.check_peers().map_err(|error| self.end(error))?;
-        let dead = self.ranks().find(|rank| self.link.has_died(*rank) && !self.inbox().has_left(*rank, FIRST));
+        let dead = self.ranks().find(|rank| self.link.has_died(*rank) && !self.inbox().has_left(*rank, WHOLE_JOB));
         match dead {
             Some(rank) => Err(self.end(error!(PeerLost, "rank {rank} died"))),
             None => Ok(()),
@@ -286,38 +383,51 @@ impl Drop for Polling<'_> {
     }
 }
 
-pub(super) fn report(ends: Vec<Ended>) {
-    ends.into_iter().for_each(|(on_end, delivery)| on_end(delivery));
+/// Moves messages along while the job lives: those of asynchronous calls, and what other ranks
+/// wait for while this one does something else. It also looks at deadlines and deaths.
+fn move_messages(job: &Job) {
+    let mut next_tick = Instant::now() + TICK;
+    while !job.mover.is_over.load(Ordering::Acquire) {
+        let others_poll = job.pollers.load(Ordering::Relaxed) > 0;
+        if !others_poll {
+            let _ended = job.poll();
+        }
+        if Instant::now() >= next_tick {
+            next_tick = Instant::now() + TICK;
+            let _ended = job.check().and_then(|()| job.check_processes());
+        }
+        job.end_receives();
+        match others_poll {
+            true => std::thread::sleep(YIELD_TO_POLLERS),
+            false => sleep(job),
+        }
+    }
 }
 
-/// Moves messages along while the job lives: those of asynchronous calls, and what other ranks
-/// wait for while this one does something else.
-fn move_messages(job: &Weak<Job>) {
-    let mut next_tick = Instant::now() + TICK;
-    while let Some(job) = job.upgrade() {
-        if Arc::strong_count(&job) == 1 {
-            return;
+/// Has the thread of the job stopped before the process unloads what the link uses. Some programs
+/// keep a communicator until then.
+fn stop_at_exit(job: &Arc<Job>) {
+    static JOBS: Mutex<Vec<Weak<Job>>> = Mutex::new(Vec::new());
+    static REGISTERED: Once = Once::new();
+    extern "C" fn stop_all() {
+        for job in std::mem::take(&mut *lock(&JOBS)).iter().filter_map(Weak::upgrade) {
+            if job.process.is_current() {
+                job.link.flush();
+                job.mover.stop(Some(Instant::now() + EXIT_TIME));
+            }
+            // Nothing of the link is freed now.
+            std::mem::forget(job);
         }
-        if job.pollers.load(Ordering::Relaxed) > 0 {
-            drop(job);
-            std::thread::sleep(YIELD_TO_POLLERS);
-            continue;
-        }
-        let moved = job.poll();
-        let now = Instant::now();
-        if moved.is_ok() && now >= next_tick {
-            next_tick = now + TICK;
-            let _ended = job.check_processes();
-        }
-        let failed = job.check().err();
-        let ends = job.inbox().take_ends(failed, now);
-        let has_failed = ends.iter().find_map(|(_, delivery)| delivery.as_ref().err().cloned());
-        report(ends);
-        if let Some(error) = has_failed {
-            job.end(error);
-        }
-        sleep(&job);
     }
+    let mut jobs = lock(&JOBS);
+    jobs.retain(|other| other.strong_count() > 0);
+    jobs.push(Arc::downgrade(job));
+    REGISTERED.call_once(|| {
+        // SAFETY: the function may be called at any time.
+        if unsafe { libc::atexit(stop_all) } != 0 {
+            event!(WARN, "no memory for an exit handler; the process may end while it uses UCX");
+        }
+    });
 }
 
 /// Sleeps until there may be something to move.
@@ -326,7 +436,7 @@ fn sleep(job: &Job) {
         std::thread::sleep(YIELD_TO_POLLERS);
         return;
     };
-    let mut descriptors = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
-    let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
-    let _interrupted = rustix::event::poll(&mut descriptors, Some(&tick));
+    let mut descriptors = [PollFd::new(&descriptor, PollFlags::IN), PollFd::new(&job.mover.wake, PollFlags::IN)];
+    let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
+    let _interrupted = poll(&mut descriptors, Some(&tick));
 }

@@ -5,55 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::ClusterBackend;
-use super::inbox::PostedReceive;
-use super::job::report;
+use super::inbox::{HEADER_BYTES, PostedReceive};
 use super::link::{Bytes, Channel, Tag};
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
-use crate::error::{Result, bail};
-use crate::moved_type::TransferType;
-use crate::rank::{GroupRank, Rank};
+use crate::error::Result;
+use crate::rank::GroupRank;
 use crate::util::lock;
-
-/// What a message begins with: the number of its type, and of its elements.
-const HEADER_BYTES: usize = 16;
-
-/// Copies a message into the buffer of a receive.
-///
-/// # Errors
-///
-/// `Disagreement`: it has another type, or more elements than the buffer. Nothing is written.
-///
-/// # Safety
-///
-/// The request's buffer is valid for writes, and used by no other code.
-pub(super) unsafe fn take_message(
-    request: &MessageRequest,
-    source: GroupRank,
-    sender: Rank,
-    bytes: &[u8],
-) -> Result<Delivery> {
-    let MessageRequest { tag, data_type, element_count: most, address, .. } = *request;
-    let Some((header, elements)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-        bail!(System, "a message of rank {sender} is shorter than its header")
-    };
-    let element_count = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i])) as usize;
-    let sent_type = TransferType::from_number(header[0]);
-    let problem = match sent_type {
-        Some(sent) if sent == data_type && element_count <= most => {
-            let byte_len = element_count * data_type.byte_len();
-            if elements.len() != byte_len {
-                bail!(System, "a message of rank {sender} has another length than its header says");
-            }
-            // SAFETY: the caller's promise; the message is no longer than the buffer.
-            unsafe { address.pointer.copy_from_nonoverlapping(elements.as_ptr(), byte_len) };
-            return Ok(Delivery { source, element_count });
-        }
-        Some(sent) if sent == data_type => format!("the buffer has {most}"),
-        _ => format!("the buffer is of {data_type}"),
-    };
-    let sent_type = sent_type.map_or("elements of an unknown type".to_owned(), |sent| sent.to_string());
-    bail!(Disagreement, "rank {sender} sent {element_count} {sent_type} with tag {tag}: {problem}")
-}
 
 impl ClusterBackend {
     fn message_tag(&self, tag: u16) -> Tag {
@@ -65,7 +22,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// The request's buffer is valid for reads.
-    unsafe fn send_message(&self, request: &MessageRequest, to: GroupRank, deadline: Instant) -> Result<Delivery> {
+    unsafe fn send_message(&self, request: &MessageRequest, to: GroupRank) -> Result<Delivery> {
         let mut bytes = Bytes::zeroed(HEADER_BYTES + request.byte_len());
         bytes[0] = request.data_type.number();
         bytes[8..HEADER_BYTES].copy_from_slice(&(request.element_count as u64).to_le_bytes());
@@ -78,7 +35,6 @@ impl ClusterBackend {
         if self.job.is_gone(to, self.id) {
             return Err(self.job.lost(to, self.id));
         }
-        self.wait_for_room(deadline)?;
         self.job.send(to, self.message_tag(request.tag), bytes)?;
         Ok(Delivery { source: self.placement.own, element_count: request.element_count })
     }
@@ -92,9 +48,10 @@ impl ClusterBackend {
             None => self.placement.ranks().collect(),
         };
         let sources = sources.into_iter().map(|source| (source, self.placement.member(source))).collect();
-        let receive = PostedReceive { tag: self.message_tag(request.tag), sources, request, on_end, deadline };
+        let receive =
+            PostedReceive { tag: self.message_tag(request.tag), sources, request, on_end, deadline, was_lost: false };
         let ends = self.job.inbox().post(receive);
-        report(ends);
+        self.job.report(ends);
     }
 
     /// # Safety
@@ -104,7 +61,10 @@ impl ClusterBackend {
         // SAFETY: the caller's promise.
         unsafe {
             match request.direction {
-                Direction::Send(to) => on_end(self.send_message(&request, to, deadline)),
+                Direction::Send(to) => {
+                    let delivery = self.send_message(&request, to);
+                    self.job.report(vec![(on_end, delivery)]);
+                }
                 Direction::Receive(from) => self.post_receive(request, from, on_end, deadline),
             }
         }
@@ -119,27 +79,12 @@ impl ClusterBackend {
         // SAFETY: the caller's promise. This returns when the message has ended.
         unsafe { self.begin(*request, Box::new(move |delivery| *lock(&set) = Some(delivery)), deadline) };
         let name = |rank: GroupRank| self.placement.member(rank);
-        let from = match request.direction {
-            Direction::Receive(Some(from)) => Some(name(from)),
-            _ => None,
-        };
-        let mut was_gone = false;
-        let look = || {
-            if let Some(delivery) = lock(&end).take() {
-                return delivery.map(Some);
-            }
-            let is_gone = from.is_some_and(|from| self.job.is_gone(from, self.id));
-            if std::mem::replace(&mut was_gone, is_gone) {
-                return Err(self.job.lost(from.unwrap_or(self.job.own), self.id));
-            }
-            Ok(None)
-        };
+        let look = || lock(&end).take().transpose();
         let waited = self.job.wait(deadline, &|| format!("{} has not ended", request.with_ranks(name)), look);
         waited.map_err(|error| {
             let error = self.job.end(error);
             // Nothing writes the buffer after this returns.
-            let ends = self.job.inbox().take_ends(Some(error.clone()), Instant::now());
-            report(ends);
+            self.job.end_receives();
             error
         })
     }

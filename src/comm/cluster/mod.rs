@@ -29,13 +29,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use agreement::Calls;
-use job::{FIRST, Job, MOST_UNSENT};
+use job::{FIRST, Handle, Job, MOST_UNSENT};
 use placement::Placement;
 
 use super::backend::{Backend, Checked, Request};
 use super::backend_kind::BackendKind;
 use super::host::HostBackend;
-use super::message::{Delivery, MessageRequest, OnEnd};
+use super::message::{Delivery, Direction, MessageRequest, OnEnd};
 use super::rank_lock;
 use super::signature::place_of;
 use super::split::SplitGroup;
@@ -43,12 +43,14 @@ use super::transfer_path::TransferPath;
 use crate::collective::{Call, Collective, Purpose};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer};
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
+use crate::util::text::list_ranks;
 
 pub(super) use link::ucx::{UcxLink, version as ucx_version};
+use link::{Bytes, Channel, Tag};
 
 /// What the parts of a collective are on the host backend.
 const PART: Purpose = Purpose::new("a part of a call between machines", crate::collective::PurposeKind::Part);
@@ -58,7 +60,7 @@ const MOST_EXCHANGED: usize = 32 << 10;
 
 /// One rank of a communicator whose ranks are on several machines.
 pub(crate) struct ClusterBackend {
-    job: Arc<Job>,
+    job: Handle,
     /// This machine's ranks of the communicator.
     host: Arc<HostBackend>,
     placement: Placement,
@@ -90,13 +92,18 @@ impl ClusterBackend {
     /// As [`Backend::run`].
     unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
         self.job.check_process()?;
+        if self.placement.machine_count() == 1 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_on_host(request) }.map_err(|error| self.job.end(error));
+        }
         let calls = rank_lock::enter(&self.calls, request.deadline);
         let result = calls.and_then(|mut calls| {
             self.job.check()?;
             // SAFETY: the caller's promise.
             let result = unsafe { self.run_entered(&mut calls, request) };
-            result.map_err(|error| match error.kind() {
-                ErrorKind::Disagreement => error,
+            result.map_err(|error| match (error.kind(), request.call.purpose) {
+                (ErrorKind::Disagreement, _) => error,
+                (ErrorKind::DeadlineExceeded, Purpose::MONITORED_BARRIER) => self.missing(error),
                 _ => error.about(|| {
                     let is_counted = request.call.purpose.is_counted();
                     format!("{} ({})", request.call, place_of(is_counted, calls.counted + u64::from(!is_counted)))
@@ -125,7 +132,7 @@ impl ClusterBackend {
             // Each contribution is rounded once. The rounded numbers are float32 then.
             let input_bytes =
                 if call.reads_input(self.placement.own) { call.input_bytes(self.placement.len()) } else { 0 };
-            let mut rounded = link::Bytes::zeroed(input_bytes);
+            let mut rounded = Bytes::zeroed(input_bytes);
             let block = call.block_bytes();
             for index in 0..input_bytes.checked_div(block).unwrap_or(0) {
                 let (from, to) = (request.input_block(index), rounded[index * block..].as_mut_ptr());
@@ -168,7 +175,7 @@ impl ClusterBackend {
     ///
     /// As [`Backend::run`]. The ranks have agreed.
     unsafe fn exchange_inputs(&self, request: &Request<'_>, input_bytes: usize) -> Result<()> {
-        let mut all = link::Bytes::zeroed(input_bytes * self.placement.len());
+        let mut all = Bytes::zeroed(input_bytes * self.placement.len());
         let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, input_bytes).for_purpose(PART);
         let sides = [request.input, Address::host(all.as_mut_ptr())];
         // SAFETY: the caller's promise: the input has so many bytes, and there is room for each.
@@ -290,16 +297,37 @@ impl ClusterBackend {
         self.job.wait(deadline, &|| "other machines did not take what this rank sends".to_owned(), room)
     }
 
-    /// The greatest of the numbers that the ranks give. Collective.
-    fn greatest(&self, purpose: Purpose, number: u32, deadline: Instant) -> Result<u32> {
+    /// Gathers a number of each rank. Collective.
+    fn gather_numbers(&self, purpose: Purpose, number: u32, deadline: Instant) -> Result<Vec<i64>> {
         let own = i64::from(number);
-        let mut greatest = 0i64;
-        let reduce_op = crate::collective::ReduceOperation::Max;
-        let call = Call::of_blocks(Collective::AllReduce { reduce_op }, DataType::Int64, 1).for_purpose(purpose);
-        let sides = [Address::host((&raw const own).cast()), Address::host((&raw mut greatest).cast())];
-        // SAFETY: both hold one element, and are locals.
+        let mut all = vec![0i64; self.placement.len()];
+        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
+        let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
+        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
         unsafe { self.run_request(&Request::new(call, sides, deadline))? };
-        Ok(u32::try_from(greatest).unwrap_or(u32::MAX))
+        Ok(all)
+    }
+
+    fn arrival_tag(&self) -> Tag {
+        Tag { communicator: self.id, channel: Channel::Arrivals, number: 0 }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = Rank> {
+        self.placement.members().iter().copied().filter(|rank| *rank != self.job.own)
+    }
+
+    /// The error of a monitored barrier that names every rank that has not come.
+    fn missing(&self, error: Error) -> Error {
+        let mut inbox = self.job.inbox();
+        let missing: Vec<u32> =
+            self.peers().filter(|rank| inbox.take(*rank, self.arrival_tag()).is_none()).map(|rank| rank.0).collect();
+        match missing.is_empty() {
+            true => error,
+            false => {
+                let ranks = list_ranks(missing);
+                error!(DeadlineExceeded, "monitored_barrier: {ranks} did not arrive before the deadline")
+            }
+        }
     }
 
     /// This rank's group on this machine, as the host backend splits it off.
@@ -341,13 +369,31 @@ impl Backend for ClusterBackend {
     }
 
     fn monitored_barrier(&self, deadline: Instant) -> Result<()> {
+        let barrier = Request::barrier(Purpose::MONITORED_BARRIER, deadline);
+        if self.placement.machine_count() > 1 {
+            self.job.check_process()?;
+            for rank in self.peers() {
+                self.job.send(rank, self.arrival_tag(), Bytes::default()).map_err(|error| self.job.end(error))?;
+            }
+        }
         // SAFETY: without elements no buffer is used.
-        unsafe { self.run_request(&Request::barrier(Purpose::MONITORED_BARRIER, deadline)) }
+        unsafe { self.run_request(&barrier)? };
+        if self.placement.machine_count() > 1 {
+            for rank in self.peers() {
+                let missing = || format!("rank {rank} did not arrive");
+                let arrived = self.job.receive(rank, self.arrival_tag(), deadline, &missing);
+                arrived.map_err(|error| self.job.end(error))?;
+            }
+        }
+        Ok(())
     }
 
     unsafe fn run_message(&self, message: &MessageRequest, deadline: Instant) -> Result<Delivery> {
         self.job.check_process()?;
         self.job.check()?;
+        if matches!(message.direction, Direction::Send(_)) {
+            self.wait_for_room(deadline).map_err(|error| self.job.end(error))?;
+        }
         // SAFETY: the caller's promise.
         unsafe { self.run_one(message, deadline) }
     }
@@ -375,15 +421,17 @@ impl Backend for ClusterBackend {
     }
 
     fn split(&self, group: Option<&SplitGroup>, deadline: Instant) -> Result<Option<Box<dyn Backend>>> {
-        let base = self.greatest(Purpose::SPLIT, self.job.next_communicator(), deadline)?;
         let end = |error: Error| self.job.end(error.about(|| "split".to_owned()));
-        self.job.reserve_communicators(base.saturating_add(self.world_size())).map_err(end)?;
+        let claimed = self.job.claim_number().map_err(end)?;
+        let numbers = self.gather_numbers(Purpose::SPLIT, claimed, deadline)?;
         let local = group.map(|group| self.local_group(group));
         let host = self.host.split_off(local.as_ref(), deadline).map_err(end)?;
         let Some((group, host)) = group.zip(host) else { return Ok(None) };
         let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
         let placement = Placement::new(group.rank, members, |rank| self.job.machines[rank.index()]);
-        let (job, host, id) = (Arc::clone(&self.job), Arc::new(host), base + group.id());
+        // Each number is claimed once, so no two communicators have the same.
+        let id = Job::number_of(placement.member(GroupRank(0)), numbers[group.members[0].index()] as u32);
+        let (job, host) = (self.job.share(), Arc::new(host));
         Ok(Some(Box::new(ClusterBackend { job, host, placement, id, calls: Mutex::default() })))
     }
 
@@ -414,6 +462,8 @@ impl Watch for ClusterBackend {
 
 impl Drop for ClusterBackend {
     fn drop(&mut self) {
+        // The job has the first one's host communicator as long as it lives.
+        self.host.leave();
         self.job.leave(self.id, self.placement.members());
     }
 }

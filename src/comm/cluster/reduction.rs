@@ -205,7 +205,8 @@ impl ClusterBackend {
 
     fn receive_slice(&self, channel: Channel, from: GroupRank, len: usize, deadline: Instant) -> Result<Bytes> {
         let from: Rank = self.placement.member(from);
-        let bytes = self.job.receive(from, self.slice_tag(channel), deadline)?;
+        let missing = || format!("rank {from} did not send its slice");
+        let bytes = self.job.receive(from, self.slice_tag(channel), deadline, &missing)?;
         if bytes.len() != len {
             bail!(System, "rank {from} sent a slice of {} bytes, which has {len}", bytes.len());
         }

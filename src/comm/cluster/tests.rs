@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ClusterBackend;
 use super::link::in_process::links;
 use crate::collective::{ReduceOperation, WireType};
-use crate::comm::{Communicator, Source, host};
+use crate::comm::{Communicator, Message, Source, host};
 use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 use crate::error::{ErrorKind, Result};
 use crate::rank::Rank;
@@ -300,7 +300,7 @@ fn a_rank_that_leaves_or_fails_is_named_on_every_machine() {
     }
     let errors = each(world(&[0, 0, 1, 1]), |communicator| {
         if communicator.rank().0 == 1 {
-            communicator.abort("it is tired");
+            communicator.abort("it is tired").expect("the process is the rank's");
             return None;
         }
         Some(communicator.barrier().expect_err("rank 1 has ended it"))
@@ -308,6 +308,103 @@ fn a_rank_that_leaves_or_fails_is_named_on_every_machine() {
     for error in errors.into_iter().flatten() {
         assert!(error.to_string().contains("rank 1 ended the communicator: it is tired"), "{error}");
     }
+}
+
+#[test]
+fn a_rank_may_leave_after_its_last_long_call() {
+    each(world(&[0, 0, 1, 1]), |communicator| {
+        for (members, root) in [([1, 2], 1), ([2, 0], 0), ([0, 3], 1)] {
+            if let Some(group) = communicator.new_group(members).expect("a group") {
+                let mut long = vec![group.rank().0; 100_000];
+                group.broadcast(&mut long, root).expect("it comes");
+                assert!(long.iter().all(|element| *element == root));
+                let (me, to) = (group.rank().0, 1 - group.rank().0);
+                if me == 0 {
+                    group.send(&long, to, 3).expect("sent");
+                } else {
+                    group.recv(&mut long, Rank(to), 3).expect("it comes, although the sender leaves");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn threads_of_a_rank_split_communicators_at_the_same_time() {
+    each(world(&[0, 1, 0, 1]), |communicator| {
+        let parents: Vec<Communicator> =
+            (0..2).map(|_| communicator.split(Some(0), 0).expect("a split").expect("a color")).collect();
+        std::thread::scope(|scope| {
+            for (number, parent) in parents.into_iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let group = parent.split(Some(0), 0).expect("a split").expect("a color");
+                        let mut sum = [(number * 100 + round) as u32; 30];
+                        group.all_reduce(&mut sum, ReduceOperation::Sum).expect("a sum");
+                        assert_eq!(sum, [4 * (number * 100 + round) as u32; 30]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn a_receive_ends_when_its_sender_is_gone_or_wrong() {
+    // Each of these is on a job of its own: the error ends it.
+    let run = |receives: &(dyn Fn(&Communicator) -> String + Sync)| {
+        let errors = each(world(&[0, 1, 1]), |communicator| {
+            if communicator.rank().0 == 1 {
+                communicator.send(&[1u8; 4], 0, 9).expect("sent");
+                return None;
+            }
+            Some(receives(&communicator))
+        });
+        errors.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let receive = |source: Source, tag: u32| {
+        move |communicator: &Communicator| match communicator.rank().0 {
+            0 => {
+                let messages = vec![Message::recv(vec![0u32; 4], source, tag)];
+                let work = communicator.batch_isend_irecv(messages).expect("right arguments");
+                work.wait().expect_err("it does not come").to_string()
+            }
+            _ => {
+                // Rank 2 waits for what no rank sends, as long as the communicator works.
+                communicator.recv(&mut [0u8; 4], Rank(0), 1).expect_err("rank 0 has ended it").to_string()
+            }
+        }
+    };
+    let texts = run(&receive(Source::Rank(Rank(1)), 3));
+    assert!(texts.iter().all(|text| text.contains("rank 1 left the communicator")), "{texts:?}");
+    let texts = run(&receive(Source::Rank(Rank(1)), 9));
+    let wrong = "rank 1 sent 4 uint8 with tag 9: the buffer is of uint32";
+    assert!(texts.iter().all(|text| text.contains(wrong)), "{texts:?}");
+}
+
+#[test]
+fn a_monitored_barrier_names_every_rank_that_has_not_come() {
+    let errors = each(world(&[0, 0, 1, 1]), |communicator| {
+        if communicator.rank().0 % 2 == 1 {
+            std::thread::sleep(Duration::from_millis(900));
+            return None;
+        }
+        Some(communicator.monitored_barrier(Duration::from_millis(300)).expect_err("two are late"))
+    });
+    for error in errors.into_iter().flatten() {
+        let text = error.to_string();
+        assert!(text.contains("ranks 1 and 3 did not arrive before the deadline"), "{text}");
+    }
+}
+
+#[test]
+fn a_group_of_one_rank_changes_no_byte() {
+    each(world(&[0, 1]), |communicator| {
+        let alone = communicator.split(Some(communicator.rank().0), 0).expect("a split").expect("a color");
+        let mut x = [f32::from_bits(0xffc1_2345); 100];
+        alone.all_reduce(&mut x, ReduceOperation::Sum).expect("the identity");
+        assert!(x.iter().all(|x| x.to_bits() == 0xffc1_2345));
+    });
 }
 
 #[test]
@@ -324,6 +421,6 @@ fn a_late_rank_is_an_error_at_the_deadline() {
     });
     for error in errors {
         let text = error.to_string();
-        assert!(text.contains("rank 1 did not"), "{text}");
+        assert!(text.contains("rank 1 did not") || text.contains("not all of ranks 1 and 2"), "{text}");
     }
 }

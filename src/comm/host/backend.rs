@@ -7,7 +7,7 @@ use super::arena::Arena;
 use super::memory::{ReadOnlyBytes, SharedMemory, SharedMemorySize, check_time};
 use super::messages::Messenger;
 use super::own_rank::OwnRank;
-use super::protocol::abort_domain::{AbortDomain, is_shared};
+use super::protocol::abort_domain::AbortDomain;
 use super::protocol::call_logs::CallLogs;
 use super::protocol::call_progress::{CallProgress, RequestProgress};
 use super::protocol::segment::Segment;
@@ -16,7 +16,7 @@ use super::transfer::running_call::{RunningCall, goes_on_after};
 use super::world::World;
 use crate::collective::{Call, Collective, Purpose};
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request};
+use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request, is_shared};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::run_id::CountedRun;
@@ -91,6 +91,14 @@ impl HostBackend {
         let descendant = call.split_off(group).map_err(|error| self.end(error.about(|| "split".to_owned())))?;
         call.leave_together(Purpose::SPLIT)?;
         Ok(descendant)
+    }
+
+    /// Tells the peers that this rank makes no further call. It may be told twice.
+    pub(in crate::comm) fn leave(&self) {
+        if self.domain().process.is_current() {
+            self.messenger.close();
+            self.own.segment.leave(self.own.rank);
+        }
     }
 
     /// [`Backend::abort`] because of a rank with this name, of any machine.
@@ -420,9 +428,6 @@ impl Watch for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        if self.domain().process.is_current() {
-            self.messenger.close();
-            self.own.segment.leave(self.own.rank);
-        }
+        self.leave();
     }
 }

@@ -40,8 +40,6 @@ use crate::handshake::Participant;
 use crate::rank::Rank;
 
 pub(crate) use backend::HostBackend;
-pub(in crate::comm) use protocol::abort_domain::is_shared;
-pub(in crate::comm) use protocol::report::difference;
 pub(crate) use system::{MAX_RANKS, most_processes};
 
 /// The ranks of a new communicator, all of them threads of this process. `names` are for errors, if

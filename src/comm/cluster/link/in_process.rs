@@ -1,17 +1,26 @@
-//! A link between threads of one process, for tests: each has a machine of its own.
+//! A link between threads of one process, for tests: each has a machine of its own. A long message
+//! is whole only after several looks, so that shorter ones overtake it.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use super::{Arrival, Bytes, Link, Tag};
+use super::{Arrival, Bytes, Incoming, Link, Tag, take_whole};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
 use crate::util::lock;
 
+/// A message of more bytes is long.
+const LONG: usize = 1000;
+
+/// How many looks a long message takes.
+const LOOKS: u32 = 20;
+
 /// What has been sent to each rank, and which have ended.
 struct Wires {
-    to: Vec<Mutex<Vec<Arrival>>>,
+    to: Vec<Mutex<VecDeque<Incoming<u32>>>>,
     has_ended: Vec<AtomicBool>,
 }
 
@@ -32,12 +41,17 @@ impl Link for InProcessLink {
         if self.has_died(to) {
             bail!(PeerLost, "rank {to} has ended");
         }
-        lock(&self.wires.to[to.index()]).push(Arrival { from: self.own, tag, bytes });
+        let rest = (bytes.len() > LONG).then_some(LOOKS);
+        lock(&self.wires.to[to.index()]).push_back(Incoming { arrival: Arrival { from: self.own, tag, bytes }, rest });
         Ok(())
     }
 
     fn progress(&self, arrivals: &mut Vec<Arrival>) -> Result<()> {
-        arrivals.append(&mut lock(&self.wires.to[self.own.index()]));
+        let mut incoming = lock(&self.wires.to[self.own.index()]);
+        for message in &mut *incoming {
+            message.rest = message.rest.and_then(|looks| looks.checked_sub(1));
+        }
+        take_whole(&mut incoming, arrivals);
         Ok(())
     }
 
@@ -49,7 +63,16 @@ impl Link for InProcessLink {
         self.wires.has_ended[rank.index()].load(Ordering::Acquire)
     }
 
-    fn flush(&self) {}
+    fn flush(&self) {
+        let is_taken =
+            |to: &Mutex<VecDeque<Incoming<u32>>>| lock(to).iter().all(|message| message.arrival.from != self.own);
+        let end = Instant::now() + Duration::from_secs(1);
+        let peers = self.wires.to.iter().zip(&self.wires.has_ended);
+        let all_taken = || peers.clone().all(|(to, has_ended)| has_ended.load(Ordering::Acquire) || is_taken(to));
+        while !all_taken() && Instant::now() < end {
+            std::thread::yield_now();
+        }
+    }
 
     fn to_sleep_on(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -6,10 +6,11 @@
 pub(super) mod in_process;
 pub(super) mod ucx;
 
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 
-use crate::error::Result;
+use crate::error::{Result, bail};
 use crate::rank::Rank;
 
 /// The bytes of a message, aligned to every element type.
@@ -22,6 +23,17 @@ pub(super) struct Bytes {
 impl Bytes {
     pub(super) fn zeroed(len: usize) -> Self {
         Bytes { words: vec![0; len.div_ceil(size_of::<u64>())], len }
+    }
+
+    /// As [`zeroed`](Self::zeroed), where a peer says the length.
+    fn of_peers_len(len: usize) -> Result<Self> {
+        let mut words = Vec::new();
+        let count = len.div_ceil(size_of::<u64>());
+        if words.try_reserve_exact(count).is_err() {
+            bail!(System, "no memory for a message of {len} bytes");
+        }
+        words.resize(count, 0);
+        Ok(Bytes { words, len })
     }
 
     pub(super) fn copy_of(bytes: &[u8]) -> Self {
@@ -69,6 +81,7 @@ pub(super) struct Tag {
     pub(super) number: u16,
 }
 
+/// The greatest number, which no communicator has: with it a rank leaves the job.
 pub(super) const MAX_COMMUNICATOR: u32 = (1 << 28) - 1;
 
 /// Messages of one sender in one channel, with one number, come in the order in which it sent them.
@@ -84,15 +97,25 @@ pub(super) enum Channel {
     Results,
     /// The program's messages; the number is their tag.
     Messages,
-    /// The sender has dropped its handle on the communicator.
+    /// The sender has come to a monitored barrier.
+    Arrivals,
+    /// The sender has dropped its handle on the communicator, and has sent all that it will send.
     Leave,
     /// The sender ends all communicators.
     Abort,
 }
 
 impl Channel {
-    const ALL: [Self; 7] =
-        [Self::Headers, Self::Blocks, Self::Partials, Self::Results, Self::Messages, Self::Leave, Self::Abort];
+    const ALL: [Self; 8] = [
+        Self::Headers,
+        Self::Blocks,
+        Self::Partials,
+        Self::Results,
+        Self::Messages,
+        Self::Arrivals,
+        Self::Leave,
+        Self::Abort,
+    ];
 }
 
 impl Tag {
@@ -100,13 +123,6 @@ impl Tag {
     fn to_word(self, from: Rank) -> u64 {
         let Tag { communicator, channel, number } = self;
         u64::from(communicator) << 36 | (channel as u64) << 32 | u64::from(number) << 16 | u64::from(from.0 as u16)
-    }
-
-    /// Whether a word is that of a rank that leaves, and another message is of the same rank.
-    fn is_leave_after(earlier: u64, word: u64) -> bool {
-        let of = |word| Tag::from_word(word).map(|(from, tag)| (from, tag.channel));
-        of(word)
-            .is_some_and(|(from, channel)| channel == Channel::Leave && Some(from) == of(earlier).map(|(from, _)| from))
     }
 
     fn from_word(word: u64) -> Option<(Rank, Self)> {
@@ -121,6 +137,31 @@ pub(super) struct Arrival {
     pub(super) from: Rank,
     pub(super) tag: Tag,
     pub(super) bytes: Bytes,
+}
+
+/// A message that comes, or has come. `R` is what an engine has of one that is not whole.
+struct Incoming<R> {
+    arrival: Arrival,
+    /// `None` when it is whole.
+    rest: Option<R>,
+}
+
+/// Moves the messages that are whole to `arrivals`. Those of one rank with one tag stay in their
+/// order, and a rank that leaves has left after all that it has sent before.
+fn take_whole<R>(incoming: &mut VecDeque<Incoming<R>>, arrivals: &mut Vec<Arrival>) {
+    let mut earlier: Vec<(Rank, Tag)> = Vec::new();
+    let mut index = 0;
+    while index < incoming.len() {
+        let Incoming { arrival: Arrival { from, tag, .. }, rest } = &incoming[index];
+        let is_leave = tag.channel == Channel::Leave;
+        let comes_before = |(rank, other): &(Rank, Tag)| rank == from && (is_leave || other == tag);
+        if rest.is_some() || earlier.iter().any(comes_before) {
+            earlier.push((*from, *tag));
+            index += 1;
+        } else {
+            arrivals.extend(incoming.remove(index).map(|incoming| incoming.arrival));
+        }
+    }
 }
 
 /// One process's connections with the other processes of the job. Any thread may call it.
@@ -143,7 +184,7 @@ pub(super) trait Link: Send + Sync {
     /// Whether the process of a rank has ended, or its connection.
     fn has_died(&self, rank: Rank) -> bool;
 
-    /// Waits until all messages are on their way, for a bounded time.
+    /// Waits until all messages have been sent, for a bounded time.
     fn flush(&self);
 
     /// What becomes readable when [`progress`](Self::progress) has something to do, if the engine
@@ -162,5 +203,28 @@ mod tests {
             assert_eq!(Tag::from_word(tag.to_word(Rank(1023))), Some((Rank(1023), tag)));
         }
         assert_eq!(Tag::from_word(15 << 32), None);
+    }
+
+    #[test]
+    fn a_rank_leaves_after_its_long_messages() {
+        let message = |from, channel, rest| {
+            let tag = Tag { communicator: 0, channel, number: 0 };
+            Incoming { arrival: Arrival { from: Rank(from), tag, bytes: Bytes::default() }, rest }
+        };
+        let mut incoming = VecDeque::from([
+            message(0, Channel::Blocks, Some(())),
+            message(0, Channel::Blocks, None),
+            message(0, Channel::Headers, None),
+            message(0, Channel::Leave, None),
+            message(1, Channel::Leave, None),
+        ]);
+        let take = |incoming: &mut VecDeque<_>| {
+            let mut arrivals = Vec::new();
+            take_whole(incoming, &mut arrivals);
+            arrivals.iter().map(|arrival: &Arrival| (arrival.from.0, arrival.tag.channel)).collect::<Vec<_>>()
+        };
+        assert_eq!(take(&mut incoming), [(0, Channel::Headers), (1, Channel::Leave)]);
+        incoming[0].rest = None;
+        assert_eq!(take(&mut incoming), [(0, Channel::Blocks), (0, Channel::Blocks), (0, Channel::Leave)]);
     }
 }

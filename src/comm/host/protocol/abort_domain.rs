@@ -9,6 +9,7 @@ use super::asymmetric_fence::{AsymmetricFence, FIRST_SLEEP};
 use super::caller_threads::CallerThreads;
 use super::processors::{OwnProcessors, ProcessorSet};
 use super::slot::word_of;
+use crate::comm::backend::SHARED_KINDS;
 use crate::comm::host::memory::{Shareable, Shared, SharedMemory};
 use crate::error::{Error, ErrorKind, Result, error};
 use crate::rank::Rank;
@@ -88,15 +89,6 @@ const ABORTED: u32 = 2;
 
 /// How long a rank waits for the reason of an abort, whose writer may have been stopped.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The kinds of errors that every rank gets as they are.
-const SHARED_KINDS: [ErrorKind; 2] = [ErrorKind::Disagreement, ErrorKind::PeerLost];
-
-/// Whether the other ranks get an error of this kind as it is, instead of as "rank 1 ended the
-/// communicator: …".
-pub(crate) fn is_shared(kind: ErrorKind) -> bool {
-    SHARED_KINDS.contains(&kind)
-}
 
 impl AbortDomain {
     /// How many bytes the domain of `world_size` ranks takes, at the beginning of its memory.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::call_log::{CALL_DIGESTS, Difference, Log, Logged, MESSAGES, advance, call_count, message_logs};
-use super::report;
+
 use super::segment::Segment;
 use crate::comm::backend::CallLog;
 use crate::comm::message::{Direction, MessageRequest};
-use crate::comm::signature::Signature;
+use crate::comm::signature::{self, Signature};
 use crate::error::{Error, Result, error};
 use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
@@ -81,7 +81,7 @@ impl CallLogs {
         match (difference, self.of(self.rank).calls.read(first)) {
             (Difference::At(_), Some(own)) => {
                 let call_of = |rank| Some((self.name(rank), self.of(rank).calls.read(first)?.signature));
-                report::difference(self.segment.ranks().filter_map(call_of), own.number)
+                signature::difference(self.segment.ranks().filter_map(call_of), own.number)
             }
             (Difference::At(last) | Difference::Between(_, last), _) => error!(
                 Disagreement,

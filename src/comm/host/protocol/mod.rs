@@ -15,7 +15,7 @@ pub(super) mod model;
 mod prefetch;
 mod processors;
 pub(super) mod record;
-pub(crate) mod report;
+mod report;
 pub(super) mod ring;
 pub(super) mod segment;
 pub(super) mod slot;

@@ -4,11 +4,10 @@
 use super::segment::{Milestone, Segment};
 use super::slot::CallHeader;
 use super::waiter::WaitError;
-use crate::collective::Call;
 use crate::comm::backend::Request;
-use crate::comm::signature::{Signature, place_of};
+use crate::comm::signature::{difference, place_of};
 use crate::error::{Error, error};
-use crate::rank::{GroupRank, Rank};
+use crate::rank::GroupRank;
 use crate::util::text::list_ranks;
 use crate::util::wait::Stopped;
 
@@ -31,49 +30,6 @@ pub(crate) fn disagreement(segment: &Segment, sequence: u64, number: u64) -> Err
         Some((segment.name(peer), header.signature()))
     };
     difference(segment.ranks().filter_map(call_of), number)
-}
-
-/// The error of calls that differ, each with its rank, in the order of the ranks: `rank 0 calls …;
-/// ranks 1 and 2 call …`. `number` is for [`place_of`].
-pub(crate) fn difference(calls_of_ranks: impl Iterator<Item = (Rank, Signature)>, number: u64) -> Error {
-    let mut calls: Vec<(Signature, Vec<u32>)> = Vec::new();
-    for (Rank(rank), signature) in calls_of_ranks {
-        match calls.iter_mut().find(|(other, _)| *other == signature) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => calls.push((signature, vec![rank])),
-        }
-    }
-    let known: Vec<Call> = calls.iter().filter_map(|(signature, _)| signature.call()).collect();
-    let runs_differ = calls.iter().any(|(signature, _)| signature.run() != calls[0].0.run());
-    let describe = |signature: Signature| {
-        let call = match signature.call() {
-            Some(call) => call.to_string(),
-            None => format!("{:x?}", signature.0),
-        };
-        match signature.run() {
-            Some(run) if runs_differ => format!("{call} in {run}"),
-            None if runs_differ => format!("{call} outside of runs"),
-            _ => call,
-        }
-    };
-    let is_run = known.iter().any(|call| call.purpose.is_run());
-    let is_counted = known.iter().any(|call| call.purpose.is_counted());
-    let place = match is_run {
-        true => "a run of a context".to_owned(),
-        false => format!("{}{}", if is_counted { "" } else { "the call " }, place_of(is_counted, number)),
-    };
-    let sides: Vec<String> = calls
-        .into_iter()
-        .map(|(signature, ranks)| {
-            let (verb, what) = match signature.run().filter(|_| signature.is_refusal()) {
-                Some(run) => ("refuse", run.to_string()),
-                None => (if is_run { "make" } else { "call" }, describe(signature)),
-            };
-            let ending = if ranks.len() == 1 { "s" } else { "" };
-            format!("{} {verb}{ending} {what}", list_ranks(ranks))
-        })
-        .collect();
-    error!(Disagreement, "ranks disagree on {place}: {}", sides.join("; "))
 }
 
 impl Report<'_> {

@@ -9,12 +9,12 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use sys::{ucp_ep_h, ucp_request_param_t, ucs_status_t};
 
-use super::{Arrival, Bytes, Link, Tag};
+use super::{Arrival, Bytes, Incoming, Link, Tag, take_whole};
 use crate::comm::rank_lock::try_enter;
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
@@ -24,15 +24,38 @@ use crate::util::lock;
 /// How long a rank that leaves waits until its last messages are on their way.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// The version of UCX, which is loaded once: (1, 13).
-pub(crate) fn version() -> Result<(i32, i32)> {
+/// The most steps of UCX's, and the most messages, between two looks at anything else.
+const MOST_STEPS: usize = 64;
+
+/// The signals for which UCX installs handlers when it is loaded.
+const SIGNALS: [i32; 5] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGHUP];
+
+/// Loads UCX, and leaves the program's signal handlers as they are.
+fn load() -> Result<&'static str> {
+    // SAFETY: a structure of zeros is a value of it, and `sigaction` only reads and writes these.
+    let mut handlers: [libc::sigaction; SIGNALS.len()] = unsafe { std::mem::zeroed() };
+    for (signal, handler) in SIGNALS.into_iter().zip(&mut handlers) {
+        // SAFETY: as above.
+        unsafe { libc::sigaction(signal, null(), handler) };
+    }
     let file = sys::load(&["libucp.so.0"], |tried| {
         error!(
             Unsupported,
             "UCX is not to be found; tried {tried}. It is in the package libucx0, and in the PyPI package libucx-cu12, \
              whose lib folder then has to be in LD_LIBRARY_PATH"
         )
-    })?;
+    });
+    for (signal, handler) in SIGNALS.into_iter().zip(&handlers) {
+        // SAFETY: as above.
+        unsafe { libc::sigaction(signal, handler, null_mut()) };
+    }
+    file
+}
+
+/// The version of UCX, which is loaded once: (1, 13).
+pub(crate) fn version() -> Result<(i32, i32)> {
+    static FILE: OnceLock<Result<&'static str>> = OnceLock::new();
+    let file = FILE.get_or_init(load).clone()?;
     if let Some(name) = sys::lacking().first() {
         bail!(Unsupported, "{file} has no {name}; it is older than UCX 1.11");
     }
@@ -58,7 +81,7 @@ struct Worker {
     /// For each rank of the job.
     endpoints: Vec<ucp_ep_h>,
     sends: Vec<(Request, Bytes)>,
-    receives: VecDeque<Receive>,
+    receives: VecDeque<Incoming<Request>>,
 }
 
 // SAFETY: UCX allows any thread to make calls, one at a time (UCS_THREAD_MODE_SERIALIZED).
@@ -79,14 +102,6 @@ impl Request {
         unsafe { sys::ucp_request_free(self.0) };
         Some(status)
     }
-}
-
-/// A message that comes.
-struct Receive {
-    word: u64,
-    bytes: Bytes,
-    /// `None` when the message is whole.
-    request: Option<Request>,
 }
 
 /// The link of one process. The first worker address that it gives others is its own.
@@ -200,6 +215,25 @@ impl UcxLink {
         }
     }
 
+    /// Notes that a rank's messages do not come any more.
+    fn end_connection(&self, rank: Rank, status: ucs_status_t) {
+        let _ended_before =
+            self.ended[rank.index()].compare_exchange(0, status.0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Looks which receives have ended. A message that did not come whole is dropped: its sender's
+    /// connection has ended.
+    fn end_receives(&self, receives: &mut VecDeque<Incoming<Request>>) {
+        receives.retain_mut(|receive| {
+            let Some(status) = receive.rest.as_ref().and_then(Request::end) else { return true };
+            receive.rest = None;
+            if status != ucs_status_t::UCS_OK {
+                self.end_connection(receive.arrival.from, status);
+            }
+            status == ucs_status_t::UCS_OK
+        });
+    }
+
     /// Frees the sends that have ended.
     fn reap(&self, worker: &mut Worker) {
         worker.sends.retain(|(request, bytes)| {
@@ -248,26 +282,36 @@ impl Link for UcxLink {
         let Some(mut locked) = try_enter(&self.worker) else { return Ok(()) };
         let worker = &mut *locked;
         // SAFETY: no other thread makes a call.
-        while unsafe { sys::ucp_worker_progress(worker.worker) }.0 != 0 {}
+        (0..MOST_STEPS).any(|_| unsafe { sys::ucp_worker_progress(worker.worker) }.0 == 0);
         self.reap(worker);
-        loop {
+        for _ in 0..MOST_STEPS {
             let mut info = sys::ucp_tag_recv_info_t::default();
             // SAFETY: as above; the message is received next.
             let message = unsafe { sys::ucp_tag_probe_nb(worker.worker, 0, 0, 1, &mut info) };
             if message.is_null() {
                 break;
             }
-            let mut bytes = Bytes::zeroed(info.length);
+            let mut bytes = Bytes::of_peers_len(info.length)?;
             let to = bytes.as_mut_ptr().cast();
             // SAFETY: the bytes live in `receives` until the request has ended.
             let request = unsafe { sys::ucp_tag_msg_recv_nbx(worker.worker, to, info.length, message, &PLAIN) };
-            let request = match request.pending() {
-                Ok(request) => Some(Request(request)),
-                Err(status) => check("ucp_tag_msg_recv", status).map(|()| None)?,
+            let Some((from, tag)) = Tag::from_word(info.sender_tag).filter(|(from, _)| from.index() < self.ended.len())
+            else {
+                bail!(System, "a message has tag {:x}", info.sender_tag)
             };
-            worker.receives.push_back(Receive { word: info.sender_tag, bytes, request });
+            let rest = match request.pending() {
+                Ok(request) => Some(Request(request)),
+                Err(ucs_status_t::UCS_OK) => None,
+                Err(status) => {
+                    self.end_connection(from, status);
+                    continue;
+                }
+            };
+            worker.receives.push_back(Incoming { arrival: Arrival { from, tag, bytes }, rest });
         }
-        take_whole(&mut worker.receives, arrivals)
+        self.end_receives(&mut worker.receives);
+        take_whole(&mut worker.receives, arrivals);
+        Ok(())
     }
 
     fn unsent(&self) -> usize {
@@ -279,9 +323,24 @@ impl Link for UcxLink {
     }
 
     fn flush(&self) {
-        // SAFETY: no other thread makes a call.
+        let deadline = Instant::now() + FLUSH_TIME;
+        loop {
+            let mut locked = lock(&self.worker);
+            // SAFETY: no other thread makes a call.
+            unsafe { sys::ucp_worker_progress(locked.worker) };
+            self.reap(&mut locked);
+            if locked.sends.is_empty() {
+                break;
+            }
+            drop(locked);
+            if Instant::now() >= deadline {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        // SAFETY: as above.
         let request = unsafe { sys::ucp_worker_flush_nbx(lock(&self.worker).worker, &PLAIN) };
-        self.wait_for(request, Instant::now() + FLUSH_TIME);
+        self.wait_for(request, deadline);
     }
 
     fn to_sleep_on(&self) -> Option<BorrowedFd<'_>> {
@@ -294,41 +353,16 @@ impl Link for UcxLink {
     }
 }
 
-/// Moves the messages that are whole to `arrivals`. Those with one word stay in their order, and a
-/// rank that leaves has left after all that it sent before.
-fn take_whole(receives: &mut VecDeque<Receive>, arrivals: &mut Vec<Arrival>) -> Result<()> {
-    let mut waiting: Vec<u64> = Vec::new();
-    let mut index = 0;
-    while index < receives.len() {
-        let receive = &mut receives[index];
-        if let Some(request) = &receive.request
-            && let Some(status) = request.end()
-        {
-            receive.request = None;
-            check("a message did not come whole", status)?;
-        }
-        let is_before = |earlier: &u64| *earlier == receive.word || Tag::is_leave_after(*earlier, receive.word);
-        if receive.request.is_some() || waiting.iter().any(is_before) {
-            waiting.push(receive.word);
-            index += 1;
-            continue;
-        }
-        let Receive { word, bytes, .. } = receives.remove(index).expect("the index is below the length");
-        let Some((from, tag)) = Tag::from_word(word) else { bail!(System, "a message has tag {word:x}") };
-        arrivals.push(Arrival { from, tag, bytes });
-    }
-    Ok(())
-}
-
 impl Drop for UcxLink {
     fn drop(&mut self) {
-        let mut locked = lock(&self.worker);
+        let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner);
         // What UCX may still read or write is leaked. In a fork, UCX belongs to the other process.
-        std::mem::forget(std::mem::take(&mut locked.receives));
-        std::mem::forget(std::mem::take(&mut locked.sends));
+        std::mem::forget(std::mem::take(&mut worker.receives));
+        std::mem::forget(std::mem::take(&mut worker.sends));
         if !self.process.is_current() {
             return;
         }
+        let mut locked = lock(&self.worker);
         let endpoints = std::mem::take(&mut locked.endpoints);
         let (worker, context) = (locked.worker, locked.context);
         drop(locked);
