@@ -101,6 +101,7 @@ impl AgreedSetup {
         let first = &infos[0];
         let elsewhere = ranks_that(&|info| info.machine != first.machine);
         let is_one_machine = elsewhere.is_empty();
+        let without_gpus = if is_one_machine { BackendKind::Host } else { BackendKind::Ucx };
         let backend = match (first.wanted, obstacle_to_nccl(infos)) {
             (BackendKind::Nccl | BackendKind::Auto, None) => BackendKind::Nccl,
             (BackendKind::Nccl, Some(obstacle)) => bail!(
@@ -112,16 +113,16 @@ impl AgreedSetup {
                 "there are GPUs, and NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine \
                  without GPUs"
             ),
-            (BackendKind::Auto, Some(obstacle)) if is_one_machine => {
+            (BackendKind::Auto, Some(obstacle)) => {
                 let text = format!("the host backend is used, because NCCL cannot be: {obstacle}");
                 match infos.iter().any(RankInfo::sees_gpus) {
                     true => event!(WARN, "{text}"),
                     false => event!(DEBUG, "{text}"),
                 }
-                BackendKind::Host
+                without_gpus
             }
-            (BackendKind::Host, _) if is_one_machine => BackendKind::Host,
-            _ => BackendKind::Ucx,
+            (BackendKind::Host, _) => without_gpus,
+            (BackendKind::Ucx, _) => BackendKind::Ucx,
         };
         Ok(AgreedSetup { backend, is_one_machine, seed: first.seed })
     }
@@ -134,11 +135,11 @@ impl AgreedSetup {
         match by_reason(reasons) {
             None => Ok(told.into_iter().flatten().collect()),
             Some(reasons) => {
-                let machines = machines_of(infos).iter().max().map_or(0, |last| last + 1);
+                let machines = machines_of(infos).iter().max().map_or(0, |last| *last as usize + 1);
                 bail!(
                     Unsupported,
                     "the ranks are on {}, between which UCX moves the elements, and UCX cannot be used: {reasons}",
-                    count_of(machines as usize, "machine")
+                    count_of(machines, "machine")
                 )
             }
         }
@@ -147,18 +148,12 @@ impl AgreedSetup {
 
 /// The number of each rank's machine, counted in the order of their first ranks.
 pub(super) fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
-    let mut seen: Vec<&str> = Vec::new();
-    let number_of = |info: &'_ RankInfo| info.machine.clone();
-    let names: Vec<String> = infos.iter().map(number_of).collect();
-    let mut numbers = Vec::new();
-    for name in &names {
-        let number = seen.iter().position(|other| other == name).unwrap_or_else(|| {
-            seen.push(name);
-            seen.len() - 1
-        });
-        numbers.push(number as u32);
-    }
-    numbers.into()
+    let mut numbers = BTreeMap::new();
+    let number_of = |info: &RankInfo| {
+        let next = numbers.len() as u32;
+        *numbers.entry(info.machine.clone()).or_insert(next)
+    };
+    infos.iter().map(number_of).collect()
 }
 
 /// The reasons of ranks, each once: `rank 0: there is no GPU; ranks 1 and 2: there is no NCCL`.
@@ -320,10 +315,13 @@ mod tests {
             "ranks want different backends: ranks 0 and 2 ask for \"nccl\"; rank 1 asks for \"auto\""
         );
         let there = RankInfo { hostname: "b".to_owned(), machine: "another".to_owned(), ..of(BackendKind::Host) };
+        let infos = [there.clone(), of(BackendKind::Host), there];
+        assert_eq!((result_of(&infos).as_str(), &*machines_of(&infos)), ("Ucx, 5", &[0, 1, 0][..]));
+        let lacking = |reason: &str| Err(reason.to_owned());
+        let error = AgreedSetup::addresses(&infos, vec![lacking("no UCX"), Ok(vec![7]), lacking("no UCX")]);
         assert_eq!(
-            result_of(&[of(BackendKind::Host), there.clone(), there]),
-            "the host backend is for one machine: rank 0 is on a, ranks 1 and 2 elsewhere (rank 1 on b); beyond one machine \
-             there is NCCL"
+            error.expect_err("two ranks have none").to_string(),
+            "the ranks are on 2 machines, between which UCX moves the elements, and UCX cannot be used: ranks 0 and 2: no UCX"
         );
     }
 
@@ -335,11 +333,7 @@ mod tests {
         assert_eq!(result_of(&[one.clone(), of(BackendKind::Auto)]), "Host, 5");
         let elsewhere = |info| RankInfo { machine: "another".to_owned(), ..info };
         assert_eq!(result_of(&[one.clone(), elsewhere(one.clone())]), "Nccl, 5");
-        assert_eq!(
-            result_of(&[one, two, elsewhere(of(BackendKind::Auto))]),
-            "the host backend is for one machine: rank 0 is on a, rank 2 elsewhere (rank 2 on a); beyond one machine NCCL \
-             cannot be used: rank 2: there is no GPU"
-        );
+        assert_eq!(result_of(&[one, two, elsewhere(of(BackendKind::Auto))]), "Ucx, 5");
         let one = with_gpu(BackendKind::Nccl, "01");
         let ill = NcclObstacle { reason: "there is no NCCL".to_owned(), sees_gpus: true, is_fault: true };
         assert_eq!(

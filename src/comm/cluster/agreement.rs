@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::link::{Bytes, Channel, Tag};
+use super::link::{Bytes, MessageKind, Tag};
 use super::{ClusterBackend, PART};
 use crate::collective::{Call, Collective};
 use crate::comm::backend::Request;
@@ -114,7 +114,7 @@ impl ClusterBackend {
     /// Exchanges the records of this machine's ranks with those of the others, in rank order.
     fn exchange_with_machines(&self, local: &Bytes, remote: &mut Bytes, deadline: Instant) -> Result<()> {
         let place = &self.placement;
-        let tag = Tag { communicator: self.id, channel: Channel::Headers, number: 0 };
+        let tag = Tag { communicator: self.id, kind: MessageKind::Headers, number: 0 };
         let first_of = |machine| place.member(place.ranks_of(machine)[0]);
         for machine in place.other_machines() {
             self.job.send(first_of(machine), tag, Bytes::copy_of(local))?;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use super::link::{Arrival, Bytes, Channel, Tag};
+use super::link::{Bytes, LinkMessage, MessageKind, Tag};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::error::{Error, Result, bail, error};
 use crate::moved_type::TransferType;
@@ -39,16 +39,16 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Adds messages. Returns the receives that end with them.
     #[must_use]
-    pub(super) fn put(&mut self, arrivals: Vec<Arrival>) -> Vec<Ended> {
+    pub(super) fn put(&mut self, arrivals: Vec<LinkMessage>) -> Vec<Ended> {
         let mut may_end = false;
-        for Arrival { from, tag, bytes } in arrivals {
-            match tag.channel {
-                Channel::Leave => {
+        for LinkMessage { from, tag, bytes } in arrivals {
+            match tag.kind {
+                MessageKind::Leave => {
                     self.left.insert((from, tag.communicator));
                 }
                 _ if self.forgotten.contains(&tag.communicator) => {}
-                channel => {
-                    may_end |= channel == Channel::Messages;
+                kind => {
+                    may_end |= kind == MessageKind::Messages;
                     self.count += 1;
                     self.arrived.entry((from, tag)).or_default().push_back((self.count, bytes));
                 }
@@ -139,7 +139,7 @@ impl Inbox {
         let mut peers = posted.sources.iter().map(|(_, rank)| *rank).filter(|rank| *rank != own).peekable();
         let first = *peers.peek()?;
         let dead = peers.clone().find(|rank| has_died(*rank) && !has_left(*rank));
-        let lost = dead.or_else(|| peers.all(|rank| has_left(rank)).then_some(first))?;
+        let lost = dead.or_else(|| peers.all(has_left).then_some(first))?;
         let how = if has_left(lost) { "left the communicator" } else { "died" };
         Some(error!(PeerLost, "rank {lost} {how} while this rank waited"))
     }
@@ -153,7 +153,7 @@ impl Inbox {
 
     /// How many messages of a communicator have come and have not been received.
     pub(super) fn unreceived(&self, communicator: u32) -> usize {
-        let of_program = |tag: &Tag| tag.communicator == communicator && tag.channel == Channel::Messages;
+        let of_program = |tag: &Tag| tag.communicator == communicator && tag.kind == MessageKind::Messages;
         self.arrived.iter().filter(|((_, tag), _)| of_program(tag)).map(|(_, messages)| messages.len()).sum()
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::inbox::{Ended, Inbox};
-use super::link::{Arrival, Bytes, Channel, Link, MAX_COMMUNICATOR, Tag};
+use super::link::{Bytes, Link, LinkMessage, MAX_COMMUNICATOR, MessageKind, Tag};
 use crate::comm::backend::{Backend, is_shared};
 use crate::comm::host::HostBackend;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -48,7 +48,7 @@ const COUNT_BITS: u32 = 18;
 /// How long the end of the process waits for the thread that moves messages.
 const EXIT_TIME: Duration = Duration::from_secs(1);
 
-const ABORT: Tag = Tag { communicator: FIRST, channel: Channel::Abort, number: 0 };
+const ABORT: Tag = Tag { communicator: FIRST, kind: MessageKind::Abort, number: 0 };
 
 pub(super) struct Job {
     link: Box<dyn Link>,
@@ -128,7 +128,12 @@ impl Drop for Handle {
 }
 
 impl Job {
-    pub(super) fn new(link: Box<dyn Link>, own: Rank, machines: Box<[u32]>, host: Arc<HostBackend>) -> Result<Handle> {
+    pub(super) fn begin(
+        link: Box<dyn Link>,
+        own: Rank,
+        machines: Box<[u32]>,
+        host: Arc<HostBackend>,
+    ) -> Result<Handle> {
         let no_thread = |e| error!(System, "no thread to move messages between machines").with_source(e);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(|e| no_thread(e.into()))?;
@@ -234,11 +239,15 @@ impl Job {
     /// Begins to send a message to another rank of the job, of any machine.
     pub(super) fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()> {
         if to == self.own {
-            let ends = self.inbox().put(vec![Arrival { from: to, tag, bytes }]);
+            let ends = self.inbox().put(vec![LinkMessage { from: to, tag, bytes }]);
             self.report(ends);
             return Ok(());
         }
-        self.link.send(to, tag, bytes).map_err(|error| self.check().err().unwrap_or(error))
+        self.link.send(to, tag, bytes).map_err(|error| match error.kind() {
+            // A rank that leaves says so, and one that fails says why.
+            ErrorKind::PeerLost => self.poll().err().unwrap_or_else(|| self.lost(to, tag.communicator)),
+            _ => error,
+        })
     }
 
     /// How many bytes this rank has yet to send.
@@ -246,24 +255,23 @@ impl Job {
         self.link.unsent()
     }
 
-    /// Moves messages along.
-    pub(super) fn poll(&self) -> Result<()> {
+    /// Moves messages along. Returns whether anything has moved.
+    pub(super) fn poll(&self) -> Result<bool> {
         let mut arrivals = Vec::new();
         let mut inbox = lock(&self.inbox);
         // With the inbox locked, so that messages stay in their order.
         let moved = self.link.progress(&mut arrivals);
         if arrivals.is_empty() {
             drop(inbox);
-            moved.map_err(|error| self.end(error))?;
-            return self.check();
+        } else {
+            let (aborts, others) = arrivals.into_iter().partition::<Vec<_>, _>(|a| a.tag.kind == MessageKind::Abort);
+            let ends = inbox.put(others);
+            drop(inbox);
+            self.report(ends);
+            aborts.iter().for_each(|abort| self.take_abort(&abort.bytes));
         }
-        let (aborts, others) = arrivals.into_iter().partition::<Vec<_>, _>(|a| a.tag.channel == Channel::Abort);
-        let ends = inbox.put(others);
-        drop(inbox);
-        self.report(ends);
-        aborts.iter().for_each(|abort| self.take_abort(&abort.bytes));
-        moved.map_err(|error| self.end(error))?;
-        self.check()
+        let has_moved = moved.map_err(|error| self.end(error))?;
+        self.check().map(|()| has_moved)
     }
 
     /// The inbox, after it has got what has come.
@@ -284,9 +292,13 @@ impl Job {
         let warning = |seconds: u64| format!("rank {} has waited for {seconds} s: {}", self.own, awaited());
         let mut wait = Wait::until(deadline).warning(&warning);
         loop {
-            self.poll()?;
+            let has_moved = self.poll()?;
             if let Some(found) = look()? {
                 return Ok(found);
+            }
+            if has_moved {
+                // More of what it waits for may come at once.
+                wait = Wait::until(deadline).warning(&warning);
             }
             wait.pause().map_err(|stopped| match stopped {
                 Stopped::Late => error!(DeadlineExceeded, "{} before the deadline", awaited()),
@@ -333,7 +345,7 @@ impl Job {
         if !self.process.is_current() {
             return;
         }
-        let tag = Tag { communicator, channel: Channel::Leave, number: 0 };
+        let tag = Tag { communicator, kind: MessageKind::Leave, number: 0 };
         self.inbox().forget(communicator);
         for rank in members.iter().filter(|rank| **rank != self.own) {
             let _unreachable = self.link.send(*rank, tag, Bytes::default());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::ClusterBackend;
 use super::inbox::{HEADER_BYTES, PostedReceive};
-use super::link::{Bytes, Channel, Tag};
+use super::link::{Bytes, MessageKind, Tag};
 use crate::comm::message::{Delivery, Direction, MessageRequest, OnEnd};
 use crate::error::Result;
 use crate::rank::GroupRank;
@@ -14,7 +14,7 @@ use crate::util::lock;
 
 impl ClusterBackend {
     fn message_tag(&self, tag: u16) -> Tag {
-        Tag { communicator: self.id, channel: Channel::Messages, number: tag }
+        Tag { communicator: self.id, kind: MessageKind::Messages, number: tag }
     }
 
     /// Sends a message, whose bytes are copied.

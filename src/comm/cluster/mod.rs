@@ -30,7 +30,7 @@ use std::time::Instant;
 
 use agreement::Calls;
 use job::{FIRST, Handle, Job, MOST_UNSENT};
-use placement::Placement;
+use placement::RankPlacement;
 
 use super::backend::{Backend, Checked, Request};
 use super::backend_kind::BackendKind;
@@ -50,7 +50,7 @@ use crate::stream::Watch;
 use crate::util::text::list_ranks;
 
 pub(super) use link::ucx::{UcxLink, version as ucx_version};
-use link::{Bytes, Channel, Tag};
+use link::{Bytes, MessageKind, Tag};
 
 /// What the parts of a collective are on the host backend.
 const PART: Purpose = Purpose::new("a part of a call between machines", crate::collective::PurposeKind::Part);
@@ -63,7 +63,7 @@ pub(crate) struct ClusterBackend {
     job: Handle,
     /// This machine's ranks of the communicator.
     host: Arc<HostBackend>,
-    placement: Placement,
+    placement: RankPlacement,
     /// The communicator's number in the job.
     id: u32,
     calls: Mutex<Calls>,
@@ -75,8 +75,8 @@ impl ClusterBackend {
     fn new(link: Box<dyn link::Link>, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
         let host = Arc::new(host);
         let members: Box<[Rank]> = (0..machines.len() as u32).map(Rank).collect();
-        let job = Job::new(link, own, machines, Arc::clone(&host))?;
-        let placement = Placement::new(GroupRank(own.0), members, |rank| job.machines[rank.index()]);
+        let job = Job::begin(link, own, machines, Arc::clone(&host))?;
+        let placement = RankPlacement::new(GroupRank(own.0), members, |rank| job.machines[rank.index()]);
         Ok(ClusterBackend { job, host, placement, id: FIRST, calls: Mutex::default() })
     }
 
@@ -309,7 +309,7 @@ impl ClusterBackend {
     }
 
     fn arrival_tag(&self) -> Tag {
-        Tag { communicator: self.id, channel: Channel::Arrivals, number: 0 }
+        Tag { communicator: self.id, kind: MessageKind::Arrivals, number: 0 }
     }
 
     fn peers(&self) -> impl Iterator<Item = Rank> {
@@ -428,7 +428,7 @@ impl Backend for ClusterBackend {
         let host = self.host.split_off(local.as_ref(), deadline).map_err(end)?;
         let Some((group, host)) = group.zip(host) else { return Ok(None) };
         let members: Box<[Rank]> = group.members.iter().map(|rank| self.origin(*rank)).collect();
-        let placement = Placement::new(group.rank, members, |rank| self.job.machines[rank.index()]);
+        let placement = RankPlacement::new(group.rank, members, |rank| self.job.machines[rank.index()]);
         // Each number is claimed once, so no two communicators have the same.
         let id = Job::number_of(placement.member(GroupRank(0)), numbers[group.members[0].index()] as u32);
         let (job, host) = (self.job.share(), Arc::new(host));

@@ -2,7 +2,7 @@
 
 use super::ClusterBackend;
 use super::job::MOST_UNSENT;
-use super::link::{Bytes, Channel, Tag};
+use super::link::{Bytes, MessageKind, Tag};
 use crate::collective::{Collective, Givers};
 use crate::comm::backend::Request;
 use crate::compute;
@@ -14,7 +14,7 @@ use crate::rank::{GroupRank, Rank};
 const PIECE_BYTES: usize = 256 << 10;
 
 /// A block of this rank that goes over the link, in pieces.
-struct Outgoing {
+struct OutgoingBlock {
     to: Rank,
     block: *const u8,
     byte_len: usize,
@@ -22,7 +22,7 @@ struct Outgoing {
 }
 
 /// A block that comes over the link, in pieces.
-struct Incoming {
+struct IncomingBlock {
     from: Rank,
     block: *mut u8,
     byte_len: usize,
@@ -31,7 +31,7 @@ struct Incoming {
 
 impl ClusterBackend {
     fn block_tag(&self) -> Tag {
-        Tag { communicator: self.id, channel: Channel::Blocks, number: 0 }
+        Tag { communicator: self.id, kind: MessageKind::Blocks, number: 0 }
     }
 
     /// Sends the next piece of a block. Returns whether there was one.
@@ -39,7 +39,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// The block is valid for reads.
-    unsafe fn send_piece(&self, outgoing: &mut Outgoing) -> Result<bool> {
+    unsafe fn send_piece(&self, outgoing: &mut OutgoingBlock) -> Result<bool> {
         let len = PIECE_BYTES.min(outgoing.byte_len - outgoing.sent);
         if len == 0 {
             return Ok(false);
@@ -56,7 +56,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// As [`send_piece`](Self::send_piece).
-    unsafe fn send_some(&self, blocks: &mut [Outgoing]) -> Result<()> {
+    unsafe fn send_some(&self, blocks: &mut [OutgoingBlock]) -> Result<()> {
         let mut has_sent = true;
         while has_sent && self.job.unsent() < MOST_UNSENT {
             has_sent = false;
@@ -79,13 +79,13 @@ impl ClusterBackend {
         let len = |from, to| if call.moves(from, to) { request.block_len(from, to) * element } else { 0 };
         let input_block = |to: GroupRank| request.input_block(if call.input().is_per_rank { to.index() } else { 0 });
         let remote = || place.ranks().filter(|rank| !place.is_local(*rank));
-        let mut outgoing: Vec<Outgoing> = remote()
+        let mut outgoing: Vec<OutgoingBlock> = remote()
             .filter(|to| len(own, *to) > 0)
-            .map(|to| Outgoing { to: place.member(to), block: input_block(to), byte_len: len(own, to), sent: 0 })
+            .map(|to| OutgoingBlock { to: place.member(to), block: input_block(to), byte_len: len(own, to), sent: 0 })
             .collect();
-        let mut incoming: Vec<Incoming> = remote()
+        let mut incoming: Vec<IncomingBlock> = remote()
             .filter(|from| len(*from, own) > 0)
-            .map(|from| Incoming {
+            .map(|from| IncomingBlock {
                 from: place.member(from),
                 block: request.output_for(from),
                 byte_len: len(from, own),
@@ -134,7 +134,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// The block is valid for writes.
-    unsafe fn take_pieces(&self, block: &mut Incoming) -> Result<()> {
+    unsafe fn take_pieces(&self, block: &mut IncomingBlock) -> Result<()> {
         while block.received < block.byte_len {
             let gone = self.job.is_gone(block.from, self.id);
             let Some(piece) = self.job.inbox().take(block.from, self.block_tag()) else {
@@ -167,8 +167,9 @@ impl ClusterBackend {
         let len = |rank: GroupRank| if gives(rank) { request.block_len(rank, GroupRank(0)) * element } else { 0 };
         let block = if gives(own) { request.input_block(0) } else { std::ptr::null() };
         let other_machines = place.other_machines().map(|machine| place.counterpart(own, machine).1);
-        let mut outgoing: Vec<Outgoing> =
-            other_machines.map(|to| Outgoing { to: place.member(to), block, byte_len: len(own), sent: 0 }).collect();
+        let mut outgoing: Vec<OutgoingBlock> = other_machines
+            .map(|to| OutgoingBlock { to: place.member(to), block, byte_len: len(own), sent: 0 })
+            .collect();
         // SAFETY: the caller's promise.
         unsafe {
             self.send_some(&mut outgoing)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::rank::{GroupRank, Rank};
 
 /// The ranks of a communicator, by machines. All ranks find the same.
-pub(super) struct Placement {
+pub(super) struct RankPlacement {
     pub(super) own: GroupRank,
     /// The ranks by their numbers in the job.
     members: Box<[Rank]>,
@@ -17,7 +17,7 @@ pub(super) struct Placement {
     pub(super) runs: Vec<Range<usize>>,
 }
 
-impl Placement {
+impl RankPlacement {
     /// `machine_of` gives the machine of a rank of the job.
     pub(super) fn new(own: GroupRank, members: Box<[Rank]>, machine_of: impl Fn(Rank) -> u32) -> Self {
         let mut numbers: Vec<u32> = Vec::new();
@@ -38,7 +38,7 @@ impl Placement {
             }
             places.push(machine);
         }
-        Placement { own, members, machine_of: places.into(), machines, runs }
+        RankPlacement { own, members, machine_of: places.into(), machines, runs }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -119,9 +119,9 @@ impl Placement {
 mod tests {
     use super::*;
 
-    fn placement(own: u32, machines: &[u32]) -> Placement {
+    fn placement(own: u32, machines: &[u32]) -> RankPlacement {
         let members = (0..machines.len() as u32).map(Rank).collect();
-        Placement::new(GroupRank(own), members, |rank| machines[rank.index()])
+        RankPlacement::new(GroupRank(own), members, |rank| machines[rank.index()])
     }
 
     #[test]

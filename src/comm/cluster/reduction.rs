@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::ClusterBackend;
-use super::link::{Bytes, Channel, Tag};
-use super::placement::Placement;
+use super::link::{Bytes, MessageKind, Tag};
+use super::placement::RankPlacement;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::backend::Request;
 use crate::compute;
@@ -35,8 +35,8 @@ struct Slice {
 }
 
 /// One reduction.
-struct Reduction<'a> {
-    place: &'a Placement,
+struct SlicedReduction<'a> {
+    place: &'a RankPlacement,
     request: &'a Request<'a>,
     reduce_op: ReduceOperation,
     /// The number of slices of a round: one for each block, or several of the only block.
@@ -46,8 +46,8 @@ struct Reduction<'a> {
     round_count: usize,
 }
 
-impl<'a> Reduction<'a> {
-    fn new(place: &'a Placement, request: &'a Request<'a>, reduce_op: ReduceOperation) -> Self {
+impl<'a> SlicedReduction<'a> {
+    fn new(place: &'a RankPlacement, request: &'a Request<'a>, reduce_op: ReduceOperation) -> Self {
         let most = SLICE_BYTES / request.call.data_type.byte_len();
         let longest = request.call.block_elements;
         let (slice_count, slice_len) = match request.call.collective {
@@ -55,7 +55,7 @@ impl<'a> Reduction<'a> {
             _ => (place.widest(), most.min(longest.div_ceil(place.widest()))),
         };
         let of_round = if has_blocks(request) { slice_len } else { slice_count * slice_len };
-        Reduction { place, request, reduce_op, slice_count, slice_len, round_count: longest.div_ceil(of_round) }
+        SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count: longest.div_ceil(of_round) }
     }
 
     fn data_type(&self) -> DataType {
@@ -199,14 +199,14 @@ fn has_blocks(request: &Request<'_>) -> bool {
 type Results = Vec<(Slice, Bytes)>;
 
 impl ClusterBackend {
-    fn slice_tag(&self, channel: Channel) -> Tag {
-        Tag { communicator: self.id, channel, number: 0 }
+    fn slice_tag(&self, kind: MessageKind) -> Tag {
+        Tag { communicator: self.id, kind, number: 0 }
     }
 
-    fn receive_slice(&self, channel: Channel, from: GroupRank, len: usize, deadline: Instant) -> Result<Bytes> {
+    fn receive_slice(&self, kind: MessageKind, from: GroupRank, len: usize, deadline: Instant) -> Result<Bytes> {
         let from: Rank = self.placement.member(from);
         let missing = || format!("rank {from} did not send its slice");
-        let bytes = self.job.receive(from, self.slice_tag(channel), deadline, &missing)?;
+        let bytes = self.job.receive(from, self.slice_tag(kind), deadline, &missing)?;
         if bytes.len() != len {
             bail!(System, "rank {from} sent a slice of {} bytes, which has {len}", bytes.len());
         }
@@ -219,7 +219,7 @@ impl ClusterBackend {
     ///
     /// As [`Backend::run`](crate::comm::backend::Backend::run). The ranks have agreed.
     pub(super) unsafe fn reduce(&self, request: &Request<'_>, reduce_op: ReduceOperation) -> Result<()> {
-        let reduction = Reduction::new(&self.placement, request, reduce_op);
+        let reduction = SlicedReduction::new(&self.placement, request, reduce_op);
         let mut begun = VecDeque::new();
         for round in 0..reduction.round_count {
             self.wait_for_room(request.deadline)?;
@@ -243,7 +243,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// As [`reduce`](Self::reduce).
-    unsafe fn fold_round(&self, reduction: &Reduction<'_>, round: usize) -> Result<Results> {
+    unsafe fn fold_round(&self, reduction: &SlicedReduction<'_>, round: usize) -> Result<Results> {
         let (place, deadline) = (&self.placement, reduction.request.deadline);
         let own_slices: Vec<Slice> = reduction.slices_of(round, place.own).collect();
         // SAFETY: the caller's promise.
@@ -262,7 +262,7 @@ impl ClusterBackend {
                     None => None,
                     Some(previous) => {
                         let from = reduction.folder(slice.number, machine_of_run(previous));
-                        Some(self.receive_slice(Channel::Partials, from, partial_len, deadline)?)
+                        Some(self.receive_slice(MessageKind::Partials, from, partial_len, deadline)?)
                     }
                 };
                 let contribution = |rank: usize| match &given {
@@ -279,7 +279,7 @@ impl ClusterBackend {
                 offset += reduction.byte_len(*slice);
                 if run + 1 < place.runs.len() {
                     let to = place.member(reduction.folder(slice.number, machine_of_run(run + 1)));
-                    self.job.send(to, self.slice_tag(Channel::Partials), partial)?;
+                    self.job.send(to, self.slice_tag(MessageKind::Partials), partial)?;
                 } else {
                     let result = reduction.finish(&partial, slice.len);
                     self.send_result(reduction, *slice, &result)?;
@@ -298,7 +298,7 @@ impl ClusterBackend {
     /// As [`reduce`](Self::reduce).
     unsafe fn give_to_folders(
         &self,
-        reduction: &Reduction<'_>,
+        reduction: &SlicedReduction<'_>,
         round: usize,
         own_slices: &[Slice],
     ) -> Result<Option<(Bytes, usize)>> {
@@ -345,9 +345,9 @@ impl ClusterBackend {
     }
 
     /// Sends a result to the other machines, or to the rank that gets it.
-    fn send_result(&self, reduction: &Reduction<'_>, slice: Slice, result: &Bytes) -> Result<()> {
+    fn send_result(&self, reduction: &SlicedReduction<'_>, slice: Slice, result: &Bytes) -> Result<()> {
         let place = &self.placement;
-        let tag = self.slice_tag(Channel::Results);
+        let tag = self.slice_tag(MessageKind::Results);
         match reduction.receiver(slice.number) {
             Some(receiver) if receiver == place.own => {
                 // SAFETY: the output holds the slice, by the contract of `Backend`.
@@ -369,7 +369,7 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// As [`reduce`](Self::reduce).
-    unsafe fn finish_round(&self, reduction: &Reduction<'_>, round: usize, mut results: Results) -> Result<()> {
+    unsafe fn finish_round(&self, reduction: &SlicedReduction<'_>, round: usize, mut results: Results) -> Result<()> {
         let (place, deadline) = (&self.placement, reduction.request.deadline);
         let last_machine = reduction.last_machine();
         let is_last = place.own_machine() == last_machine;
@@ -379,7 +379,7 @@ impl ClusterBackend {
             let slices = (0..reduction.slice_count).map(|number| reduction.slice(round, number)).filter(gets);
             for slice in slices.filter(|_| !is_last) {
                 let len = reduction.byte_len(slice);
-                let result = self.receive_slice(Channel::Results, folder_there(slice), len, deadline)?;
+                let result = self.receive_slice(MessageKind::Results, folder_there(slice), len, deadline)?;
                 // SAFETY: the output holds the slice, by the contract of `Backend`.
                 unsafe { compute::copy(result.as_ptr(), reduction.block_output(slice), len) };
             }
@@ -388,7 +388,7 @@ impl ClusterBackend {
         if let Some(machine) = reduction.before(place.own_machine()) {
             for slice in reduction.slices_of(round, place.own) {
                 let from = reduction.folder(slice.number, machine);
-                let result = self.receive_slice(Channel::Results, from, reduction.byte_len(slice), deadline)?;
+                let result = self.receive_slice(MessageKind::Results, from, reduction.byte_len(slice), deadline)?;
                 self.send_result(reduction, slice, &result)?;
                 results.push((slice, result));
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Arrival, Bytes, Incoming, Link, Tag, take_whole};
+use super::{Bytes, ComingMessage, Link, LinkMessage, Tag, take_whole};
 use crate::error::{Result, bail};
 use crate::rank::Rank;
 use crate::util::lock;
@@ -20,7 +20,7 @@ const LOOKS: u32 = 20;
 
 /// What has been sent to each rank, and which have ended.
 struct Wires {
-    to: Vec<Mutex<VecDeque<Incoming<u32>>>>,
+    to: Vec<Mutex<VecDeque<ComingMessage<u32>>>>,
     has_ended: Vec<AtomicBool>,
 }
 
@@ -42,17 +42,18 @@ impl Link for InProcessLink {
             bail!(PeerLost, "rank {to} has ended");
         }
         let rest = (bytes.len() > LONG).then_some(LOOKS);
-        lock(&self.wires.to[to.index()]).push_back(Incoming { arrival: Arrival { from: self.own, tag, bytes }, rest });
+        lock(&self.wires.to[to.index()])
+            .push_back(ComingMessage { arrival: LinkMessage { from: self.own, tag, bytes }, rest });
         Ok(())
     }
 
-    fn progress(&self, arrivals: &mut Vec<Arrival>) -> Result<()> {
+    fn progress(&self, arrivals: &mut Vec<LinkMessage>) -> Result<bool> {
         let mut incoming = lock(&self.wires.to[self.own.index()]);
         for message in &mut *incoming {
             message.rest = message.rest.and_then(|looks| looks.checked_sub(1));
         }
         take_whole(&mut incoming, arrivals);
-        Ok(())
+        Ok(!arrivals.is_empty())
     }
 
     fn unsent(&self) -> usize {
@@ -65,7 +66,7 @@ impl Link for InProcessLink {
 
     fn flush(&self) {
         let is_taken =
-            |to: &Mutex<VecDeque<Incoming<u32>>>| lock(to).iter().all(|message| message.arrival.from != self.own);
+            |to: &Mutex<VecDeque<ComingMessage<u32>>>| lock(to).iter().all(|message| message.arrival.from != self.own);
         let end = Instant::now() + Duration::from_secs(1);
         let peers = self.wires.to.iter().zip(&self.wires.has_ended);
         let all_taken = || peers.clone().all(|(to, has_ended)| has_ended.load(Ordering::Acquire) || is_taken(to));

@@ -71,22 +71,21 @@ impl DerefMut for Bytes {
     }
 }
 
-/// What a message is: the communicator that it belongs to, which of that communicator's channels it
-/// is in, and a number that the channel gives it.
+/// What a message belongs to: a communicator, a kind, and of that kind a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag {
     /// At most [`MAX_COMMUNICATOR`].
     pub(super) communicator: u32,
-    pub(super) channel: Channel,
+    pub(super) kind: MessageKind,
     pub(super) number: u16,
 }
 
 /// The greatest number, which no communicator has: with it a rank leaves the job.
 pub(super) const MAX_COMMUNICATOR: u32 = (1 << 28) - 1;
 
-/// Messages of one sender in one channel, with one number, come in the order in which it sent them.
+/// Messages of one sender with one tag come in the order in which it sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Channel {
+pub(super) enum MessageKind {
     /// What the ranks of a machine call.
     Headers,
     /// Blocks that move.
@@ -105,7 +104,7 @@ pub(super) enum Channel {
     Abort,
 }
 
-impl Channel {
+impl MessageKind {
     const ALL: [Self; 8] = [
         Self::Headers,
         Self::Blocks,
@@ -119,41 +118,41 @@ impl Channel {
 }
 
 impl Tag {
-    /// 28 bits for the communicator, 4 for the channel, 16 each for the number and the sender.
+    /// 28 bits for the communicator, 4 for the kind, 16 each for the number and the sender.
     fn to_word(self, from: Rank) -> u64 {
-        let Tag { communicator, channel, number } = self;
-        u64::from(communicator) << 36 | (channel as u64) << 32 | u64::from(number) << 16 | u64::from(from.0 as u16)
+        let Tag { communicator, kind, number } = self;
+        u64::from(communicator) << 36 | (kind as u64) << 32 | u64::from(number) << 16 | u64::from(from.0 as u16)
     }
 
     fn from_word(word: u64) -> Option<(Rank, Self)> {
-        let channel = *Channel::ALL.get((word >> 32 & 15) as usize)?;
-        let tag = Tag { communicator: (word >> 36) as u32, channel, number: (word >> 16) as u16 };
+        let kind = *MessageKind::ALL.get((word >> 32 & 15) as usize)?;
+        let tag = Tag { communicator: (word >> 36) as u32, kind, number: (word >> 16) as u16 };
         Some((Rank((word & 0xffff) as u32), tag))
     }
 }
 
 /// A message that has come whole.
-pub(super) struct Arrival {
+pub(super) struct LinkMessage {
     pub(super) from: Rank,
     pub(super) tag: Tag,
     pub(super) bytes: Bytes,
 }
 
 /// A message that comes, or has come. `R` is what an engine has of one that is not whole.
-struct Incoming<R> {
-    arrival: Arrival,
+struct ComingMessage<R> {
+    arrival: LinkMessage,
     /// `None` when it is whole.
     rest: Option<R>,
 }
 
 /// Moves the messages that are whole to `arrivals`. Those of one rank with one tag stay in their
 /// order, and a rank that leaves has left after all that it has sent before.
-fn take_whole<R>(incoming: &mut VecDeque<Incoming<R>>, arrivals: &mut Vec<Arrival>) {
+fn take_whole<R>(incoming: &mut VecDeque<ComingMessage<R>>, arrivals: &mut Vec<LinkMessage>) {
     let mut earlier: Vec<(Rank, Tag)> = Vec::new();
     let mut index = 0;
     while index < incoming.len() {
-        let Incoming { arrival: Arrival { from, tag, .. }, rest } = &incoming[index];
-        let is_leave = tag.channel == Channel::Leave;
+        let ComingMessage { arrival: LinkMessage { from, tag, .. }, rest } = &incoming[index];
+        let is_leave = tag.kind == MessageKind::Leave;
         let comes_before = |(rank, other): &(Rank, Tag)| rank == from && (is_leave || other == tag);
         if rest.is_some() || earlier.iter().any(comes_before) {
             earlier.push((*from, *tag));
@@ -175,8 +174,8 @@ pub(super) trait Link: Send + Sync {
     fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()>;
 
     /// Moves messages along, and appends those that have come. Does nothing while another thread
-    /// is in it.
-    fn progress(&self, arrivals: &mut Vec<Arrival>) -> Result<()>;
+    /// is in it. Returns whether anything has moved.
+    fn progress(&self, arrivals: &mut Vec<LinkMessage>) -> Result<bool>;
 
     /// How many bytes of this rank's messages are not on their way yet.
     fn unsent(&self) -> usize;
@@ -198,8 +197,8 @@ mod tests {
 
     #[test]
     fn a_word_keeps_every_part_of_a_tag() {
-        for channel in Channel::ALL {
-            let tag = Tag { communicator: MAX_COMMUNICATOR, channel, number: u16::MAX };
+        for kind in MessageKind::ALL {
+            let tag = Tag { communicator: MAX_COMMUNICATOR, kind, number: u16::MAX };
             assert_eq!(Tag::from_word(tag.to_word(Rank(1023))), Some((Rank(1023), tag)));
         }
         assert_eq!(Tag::from_word(15 << 32), None);
@@ -207,24 +206,24 @@ mod tests {
 
     #[test]
     fn a_rank_leaves_after_its_long_messages() {
-        let message = |from, channel, rest| {
-            let tag = Tag { communicator: 0, channel, number: 0 };
-            Incoming { arrival: Arrival { from: Rank(from), tag, bytes: Bytes::default() }, rest }
+        let message = |from, kind, rest| {
+            let tag = Tag { communicator: 0, kind, number: 0 };
+            ComingMessage { arrival: LinkMessage { from: Rank(from), tag, bytes: Bytes::default() }, rest }
         };
         let mut incoming = VecDeque::from([
-            message(0, Channel::Blocks, Some(())),
-            message(0, Channel::Blocks, None),
-            message(0, Channel::Headers, None),
-            message(0, Channel::Leave, None),
-            message(1, Channel::Leave, None),
+            message(0, MessageKind::Blocks, Some(())),
+            message(0, MessageKind::Blocks, None),
+            message(0, MessageKind::Headers, None),
+            message(0, MessageKind::Leave, None),
+            message(1, MessageKind::Leave, None),
         ]);
         let take = |incoming: &mut VecDeque<_>| {
             let mut arrivals = Vec::new();
             take_whole(incoming, &mut arrivals);
-            arrivals.iter().map(|arrival: &Arrival| (arrival.from.0, arrival.tag.channel)).collect::<Vec<_>>()
+            arrivals.iter().map(|arrival: &LinkMessage| (arrival.from.0, arrival.tag.kind)).collect::<Vec<_>>()
         };
-        assert_eq!(take(&mut incoming), [(0, Channel::Headers), (1, Channel::Leave)]);
+        assert_eq!(take(&mut incoming), [(0, MessageKind::Headers), (1, MessageKind::Leave)]);
         incoming[0].rest = None;
-        assert_eq!(take(&mut incoming), [(0, Channel::Blocks), (0, Channel::Blocks), (0, Channel::Leave)]);
+        assert_eq!(take(&mut incoming), [(0, MessageKind::Blocks), (0, MessageKind::Blocks), (0, MessageKind::Leave)]);
     }
 }

@@ -21,7 +21,7 @@ impl RunningCall<'_> {
             0 => &[],
             // SAFETY: by the contract of `Backend::run` the input holds these bytes until the call
             // returns.
-            _ if !self.request.input_list().is_some() => unsafe {
+            _ if self.request.input_list().is_none() => unsafe {
                 std::slice::from_raw_parts(self.request.input.pointer, byte_len)
             },
             _ => {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use sys::{ucp_ep_h, ucp_request_param_t, ucs_status_t};
 
-use super::{Arrival, Bytes, Incoming, Link, Tag, take_whole};
+use super::{Bytes, ComingMessage, Link, LinkMessage, Tag, take_whole};
 use crate::comm::rank_lock::try_enter;
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
@@ -75,22 +75,22 @@ fn check(what: &str, status: ucs_status_t) -> Result<()> {
 const PLAIN: ucp_request_param_t = ucp_request_param_t { op_attr_mask: 0, flags: 0, unused: [0; 15] };
 
 /// UCX's objects, of which one thread at a time makes calls.
-struct Worker {
+struct UcxWorker {
     context: sys::ucp_context_h,
     worker: sys::ucp_worker_h,
     /// For each rank of the job.
     endpoints: Vec<ucp_ep_h>,
-    sends: Vec<(Request, Bytes)>,
-    receives: VecDeque<Incoming<Request>>,
+    sends: Vec<(UcxRequest, Bytes)>,
+    receives: VecDeque<ComingMessage<UcxRequest>>,
 }
 
 // SAFETY: UCX allows any thread to make calls, one at a time (UCS_THREAD_MODE_SERIALIZED).
-unsafe impl Send for Worker {}
+unsafe impl Send for UcxWorker {}
 
 /// A request of UCX's that has not ended.
-struct Request(*mut c_void);
+struct UcxRequest(*mut c_void);
 
-impl Request {
+impl UcxRequest {
     /// How it has ended, if it has. Then it is freed.
     fn end(&self) -> Option<ucs_status_t> {
         // SAFETY: the request lives until it is freed here.
@@ -107,7 +107,7 @@ impl Request {
 /// The link of one process. The first worker address that it gives others is its own.
 pub(crate) struct UcxLink {
     own: Rank,
-    worker: Mutex<Worker>,
+    worker: Mutex<UcxWorker>,
     descriptor: i32,
     unsent: AtomicUsize,
     /// For each rank of the job, the status with which its connection has ended, or 0. UCX has the
@@ -140,7 +140,7 @@ impl UcxLink {
             let made = sys::ucp_worker_create(context.cast(), &worker_params, (&raw mut worker).cast());
             check("ucp_worker_create", made).inspect_err(|_| sys::ucp_cleanup(context.cast()))?;
         }
-        let worker = Worker {
+        let worker = UcxWorker {
             context: context.cast(),
             worker: worker.cast(),
             endpoints: Vec::new(),
@@ -200,7 +200,7 @@ impl UcxLink {
     /// Waits until a request has ended, or the deadline has come.
     fn wait_for(&self, request: sys::ucs_status_ptr_t, deadline: Instant) {
         let Ok(request) = request.pending() else { return };
-        let request = Request(request);
+        let request = UcxRequest(request);
         while Instant::now() < deadline {
             let locked = lock(&self.worker);
             // SAFETY: no other thread makes a call.
@@ -223,9 +223,9 @@ impl UcxLink {
 
     /// Looks which receives have ended. A message that did not come whole is dropped: its sender's
     /// connection has ended.
-    fn end_receives(&self, receives: &mut VecDeque<Incoming<Request>>) {
+    fn end_receives(&self, receives: &mut VecDeque<ComingMessage<UcxRequest>>) {
         receives.retain_mut(|receive| {
-            let Some(status) = receive.rest.as_ref().and_then(Request::end) else { return true };
+            let Some(status) = receive.rest.as_ref().and_then(UcxRequest::end) else { return true };
             receive.rest = None;
             if status != ucs_status_t::UCS_OK {
                 self.end_connection(receive.arrival.from, status);
@@ -235,7 +235,7 @@ impl UcxLink {
     }
 
     /// Frees the sends that have ended.
-    fn reap(&self, worker: &mut Worker) {
+    fn reap(&self, worker: &mut UcxWorker) {
         worker.sends.retain(|(request, bytes)| {
             let has_ended = request.end().is_some();
             if has_ended {
@@ -260,7 +260,7 @@ impl Link for UcxLink {
     fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()> {
         let mut locked = lock(&self.worker);
         if self.has_died(to) {
-            bail!(PeerLost, "rank {to} has ended, or its connection");
+            bail!(PeerLost, "rank {to} died");
         }
         let endpoint = locked.endpoints[to.index()];
         // SAFETY: the bytes live in `sends` until the request has ended.
@@ -270,19 +270,22 @@ impl Link for UcxLink {
         match request.pending() {
             Ok(request) => {
                 self.unsent.fetch_add(bytes.len(), Ordering::Relaxed);
-                locked.sends.push((Request(request), bytes));
+                locked.sends.push((UcxRequest(request), bytes));
             }
             Err(ucs_status_t::UCS_OK) => {}
-            Err(ucs_status_t(number)) => bail!(PeerLost, "rank {to} cannot be reached: UCX gives status {number}"),
+            Err(status) => {
+                self.end_connection(to, status);
+                bail!(PeerLost, "rank {to} died")
+            }
         }
         Ok(())
     }
 
-    fn progress(&self, arrivals: &mut Vec<Arrival>) -> Result<()> {
-        let Some(mut locked) = try_enter(&self.worker) else { return Ok(()) };
+    fn progress(&self, arrivals: &mut Vec<LinkMessage>) -> Result<bool> {
+        let Some(mut locked) = try_enter(&self.worker) else { return Ok(false) };
         let worker = &mut *locked;
         // SAFETY: no other thread makes a call.
-        (0..MOST_STEPS).any(|_| unsafe { sys::ucp_worker_progress(worker.worker) }.0 == 0);
+        let steps = (0..MOST_STEPS).take_while(|_| unsafe { sys::ucp_worker_progress(worker.worker) }.0 != 0).count();
         self.reap(worker);
         for _ in 0..MOST_STEPS {
             let mut info = sys::ucp_tag_recv_info_t::default();
@@ -300,18 +303,18 @@ impl Link for UcxLink {
                 bail!(System, "a message has tag {:x}", info.sender_tag)
             };
             let rest = match request.pending() {
-                Ok(request) => Some(Request(request)),
+                Ok(request) => Some(UcxRequest(request)),
                 Err(ucs_status_t::UCS_OK) => None,
                 Err(status) => {
                     self.end_connection(from, status);
                     continue;
                 }
             };
-            worker.receives.push_back(Incoming { arrival: Arrival { from, tag, bytes }, rest });
+            worker.receives.push_back(ComingMessage { arrival: LinkMessage { from, tag, bytes }, rest });
         }
         self.end_receives(&mut worker.receives);
         take_whole(&mut worker.receives, arrivals);
-        Ok(())
+        Ok(steps > 0 || !arrivals.is_empty())
     }
 
     fn unsent(&self) -> usize {
@@ -344,7 +347,7 @@ impl Link for UcxLink {
     }
 
     fn to_sleep_on(&self) -> Option<BorrowedFd<'_>> {
-        let locked: MutexGuard<'_, Worker> = lock(&self.worker);
+        let locked: MutexGuard<'_, UcxWorker> = lock(&self.worker);
         // SAFETY: no other thread makes a call. UCX keeps the descriptor until the worker ends.
         unsafe {
             let armed = sys::ucp_worker_arm(locked.worker);
@@ -355,6 +358,10 @@ impl Link for UcxLink {
 
 impl Drop for UcxLink {
     fn drop(&mut self) {
+        if self.process.is_current() {
+            // What has come and was not wanted, so that UCX does not warn of it.
+            let _unwanted = self.progress(&mut Vec::new());
+        }
         let worker = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner);
         // What UCX may still read or write is leaked. In a fork, UCX belongs to the other process.
         std::mem::forget(std::mem::take(&mut worker.receives));
