@@ -107,7 +107,10 @@ impl Plot {
     /// A plot with the points of these files. The file can be written.
     pub fn new(file: PathBuf, others: &[PathBuf]) -> Result<Self> {
         let plot = Plot { others: read_points(others)?, file };
-        NewFile::create(&plot.file).map_err(|e| plot.unwritable(&e))?;
+        // A reader of a pipe would see its end.
+        if !plot.file.metadata().is_ok_and(|old| !old.is_file()) {
+            NewFile::create(&plot.file).map_err(|e| plot.unwritable(&e))?;
+        }
         Ok(plot)
     }
 

@@ -1,21 +1,22 @@
 //! Files that get their names when they are whole.
 
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{Error, ErrorKind, Result, Write};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Error, ErrorKind, Result, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, linkat};
+use rustix::fs::{AtFlags, CWD, fstat, linkat};
 
 /// A file that takes the place of the one of its name when it is whole. Until then, and after an
 /// error, the old one stays.
 ///
-/// A symbolic link stays too, and the file that it names is replaced. Bytes for what is no regular
-/// file, such as `/dev/stdout`, go there at once. On a file system without unnamed files (some
-/// network file systems), a program that a signal ends leaves a part of the new file under a hidden
-/// name.
+/// A symbolic link stays too, and the file that it names is replaced. What cannot be replaced as it
+/// is, is written where it is: what is no regular file, such as a pipe; the program's own output; a
+/// file of another owner, with several names, or in a place where the program may make no other.
+/// On a file system without unnamed files (some network file systems), a program that a signal ends
+/// leaves a part of the new file under a hidden name.
 ///
 /// ```
 /// use std::io::Write;
@@ -40,8 +41,8 @@ pub struct NewFile {
 /// Where the bytes are before [`NewFile::finish`].
 #[derive(Debug)]
 enum Destination {
-    /// Where they stay.
-    There,
+    /// Where they stay. A regular file then ends where the bytes do.
+    There { is_regular: bool },
     /// In a file without a name. `hidden` is its name between the two calls that replace a file.
     Unnamed { target: PathBuf, hidden: PathBuf },
     /// In a file that has another name.
@@ -56,15 +57,38 @@ impl NewFile {
     /// There can be no file at this path, or this program may not write it.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let target = match path.canonicalize() {
+            Ok(target) => target,
+            // A link to a file that is not there, or that has no name.
+            Err(_) if path.symlink_metadata().is_ok() => return Self::in_place(path),
+            Err(_) => path.to_owned(),
+        };
         let old = match OpenOptions::new().write(true).open(&target) {
-            Ok(old) if !old.metadata()?.is_file() => return Ok(NewFile { file: old, destination: Destination::There }),
-            Ok(old) => Some(old.metadata()?.permissions()),
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Ok(old) => old.metadata()?,
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Self::unnamed(&target, 0o666).or_else(|_| Self::named(&target, 0o666));
+            }
             Err(e) => return Err(e),
         };
-        let new = Self::unnamed(&target).or_else(|_| Self::named(&target))?;
-        old.map_or(Ok(()), |old: Permissions| new.file.set_permissions(old))?;
+        match is_replaceable(&old) {
+            true => Self::like(&target, &old).or_else(|_| Self::in_place(&target)),
+            false => Self::in_place(&target),
+        }
+    }
+
+    fn in_place(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let is_regular = file.metadata()?.is_file();
+        Ok(NewFile { file, destination: Destination::There { is_regular } })
+    }
+
+    /// A file that other users may read as they may the old one.
+    fn like(target: &Path, old: &Metadata) -> Result<Self> {
+        let new = Self::unnamed(target, 0o600).or_else(|_| Self::named(target, 0o600))?;
+        if new.file.metadata()?.gid() != old.gid() {
+            fchown(&new.file, None, Some(old.gid()))?;
+        }
+        new.file.set_permissions(old.permissions())?;
         Ok(new)
     }
 
@@ -79,21 +103,29 @@ impl NewFile {
         file.finish()
     }
 
-    fn unnamed(target: &Path) -> Result<Self> {
+    fn unnamed(target: &Path, mode: u32) -> Result<Self> {
         let hidden = hidden_name(target, "distcollective")?;
         let folder = hidden.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(folder)?;
+        let file = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).mode(mode).open(folder)?;
         // Without /proc it could get no name.
         path_of(&file).metadata()?;
         Ok(NewFile { file, destination: Destination::Unnamed { target: target.to_owned(), hidden } })
     }
 
-    fn named(target: &Path) -> Result<Self> {
+    fn named(target: &Path, mode: u32) -> Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let hidden = hidden_name(target, &format!("{}-{number}", std::process::id()))?;
-        let file = OpenOptions::new().write(true).create_new(true).open(&hidden)?;
-        Ok(NewFile { file, destination: Destination::Named { target: target.to_owned(), hidden } })
+        loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let hidden = hidden_name(target, &format!("{}-{number}", std::process::id()))?;
+            match OpenOptions::new().write(true).create_new(true).mode(mode).open(&hidden) {
+                // Of a process with this number that has ended, or is in another container.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                opened => {
+                    let destination = Destination::Named { target: target.to_owned(), hidden };
+                    return opened.map(|file| NewFile { file, destination });
+                }
+            }
+        }
     }
 
     /// Gives the file its name.
@@ -101,17 +133,30 @@ impl NewFile {
     /// # Errors
     ///
     /// The file cannot be written, or cannot have the name.
-    pub fn finish(self) -> Result<()> {
-        if let Destination::There = self.destination {
-            return Ok(());
+    pub fn finish(mut self) -> Result<()> {
+        let (target, placed) = match &self.destination {
+            Destination::There { is_regular: false } => return Ok(()),
+            Destination::There { is_regular: true } => {
+                let len = self.file.stream_position()?;
+                return self.file.set_len(len);
+            }
+            Destination::Unnamed { target, hidden } => {
+                // Some file systems tell only now that they are full.
+                self.file.sync_all()?;
+                (target, self.link(target, hidden))
+            }
+            Destination::Named { target, hidden } => {
+                self.file.sync_all()?;
+                (target, std::fs::rename(hidden, target))
+            }
+        };
+        match placed {
+            Ok(()) => self.destination = Destination::There { is_regular: false },
+            // The old file may be a mount, or its folder may allow no other.
+            Err(e) if !target.is_file() => return Err(e),
+            Err(_) => drop(std::io::copy(&mut File::open(path_of(&self.file))?, &mut File::create(target)?)?),
         }
-        // Some file systems tell only now that they are full.
-        self.file.sync_all()?;
-        match &self.destination {
-            Destination::There => Ok(()),
-            Destination::Unnamed { target, hidden } => self.link(target, hidden),
-            Destination::Named { target, hidden } => std::fs::rename(hidden, target),
-        }
+        Ok(())
     }
 
     /// A link replaces no file, so the file first gets a hidden name, which is always the same: one
@@ -126,12 +171,29 @@ impl NewFile {
         if link(target)? {
             return Ok(());
         }
-        while !link(hidden)? {
-            unless_absent(std::fs::remove_file(hidden))?;
+        loop {
+            while !link(hidden)? {
+                unless_absent(std::fs::remove_file(hidden))?;
+            }
+            match std::fs::rename(hidden, target) {
+                // Another program writes the same file at the same time, and has removed the name.
+                Err(e) if e.kind() == ErrorKind::NotFound && target.exists() => {}
+                renamed => return renamed.inspect_err(|_| drop(std::fs::remove_file(hidden))),
+            }
         }
-        // If the hidden name is gone, another program writes the same file at the same time.
-        unless_absent(std::fs::rename(hidden, target)).inspect_err(|_| drop(std::fs::remove_file(hidden)))
     }
+}
+
+/// Whether another file can take the place of one: no other name and no other owner loses it, and
+/// this program's own output does not go there.
+fn is_replaceable(old: &Metadata) -> bool {
+    let is_old = |other: rustix::fs::Stat| (other.st_dev, other.st_ino) == (old.dev(), old.ino());
+    let outputs = [fstat(std::io::stdout()), fstat(std::io::stderr())];
+    old.is_file()
+        && old.nlink() == 1
+        && old.uid() == rustix::process::geteuid().as_raw()
+        && old.mode() & 0o7000 == 0
+        && !outputs.into_iter().flatten().any(is_old)
 }
 
 /// The name `.name.suffix` beside a file.
@@ -175,7 +237,7 @@ impl Drop for NewFile {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
@@ -199,7 +261,8 @@ mod tests {
         fs::create_dir(&folder).expect("a folder");
         let (target, link) = (folder.join("a"), folder.join("link"));
         symlink("a", &link).expect("a link");
-        let ways: [fn(&PathBuf) -> Result<NewFile>; 2] = [|path| NewFile::create(path), |path| NewFile::named(path)];
+        let ways: [fn(&PathBuf) -> Result<NewFile>; 2] =
+            [|path| NewFile::create(path), |path| NewFile::named(path, 0o640)];
         for begin in ways {
             write(begin(&target).expect("a file"), "one").expect("a file");
             fs::set_permissions(&target, Permissions::from_mode(0o640)).expect("an own file");
@@ -218,6 +281,13 @@ mod tests {
         for wrong in [folder.as_path(), &folder.join("no/a"), Path::new("/"), Path::new("")] {
             assert!(NewFile::create(wrong).is_err(), "{wrong:?}");
         }
+        // A link to no file, and a file with two names.
+        symlink("b", folder.join("dangling")).expect("a link");
+        write(NewFile::create(folder.join("dangling")).expect("a file"), "through the link").expect("a file");
+        fs::hard_link(folder.join("b"), folder.join("second")).expect("a name");
+        write(NewFile::create(folder.join("second")).expect("a file"), "short").expect("a file");
+        assert_eq!(fs::read_to_string(folder.join("b")).expect("a file"), "short");
+        assert_eq!(names(&folder), ["b", "dangling", "link", "second"]);
         let full = write(NewFile::create("/dev/full").expect("a device"), "all");
         assert_eq!(full.expect_err("it is full").kind(), ErrorKind::StorageFull);
         fs::remove_dir_all(&folder).expect("a folder");

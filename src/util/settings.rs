@@ -87,7 +87,9 @@ pub(crate) fn mistyped(names: impl Iterator<Item = String>) -> Vec<(String, &'st
         let start = common(name.bytes(), setting.bytes());
         let (name, setting) = (&name.as_bytes()[start..], &setting.as_bytes()[start..]);
         let end = common(name.iter().rev().copied(), setting.iter().rev().copied());
-        (1..=2).contains(&(name.len().max(setting.len()) - end))
+        // Of a short name, another letter may make another name.
+        let most = if setting.len() + start > "DCL_LOG".len() { 2 } else { 1 };
+        (1..=most).contains(&(name.len().max(setting.len()) - end))
     };
     let nearest = |name: &str| SETTINGS_VARIABLES.into_iter().find(|setting| is_near(name, setting));
     let ours = names.filter(|name| name.starts_with("DCL"));
@@ -129,8 +131,8 @@ mod tests {
     #[test]
     fn a_name_that_is_almost_a_setting_is_mistyped() {
         let mistyped = |name: &str| mistyped([name.to_owned()].into_iter()).first().map(|(_, setting)| *setting);
-        for name in ["DCL_TIMEOT", "DCL_TIMEOUTS", "DCL_TIEMOUT", "DCL_TIMEOUT_S", "DCLTIMEOUT"] {
-            assert_eq!(mistyped(name), Some("DCL_TIMEOUT"), "{name}");
+        for name in ["_TIMEOT", "_TIMEOUTS", "_TIEMOUT", "_TIMEOUT_S", "TIMEOUT"].map(|name| format!("DCL{name}")) {
+            assert_eq!(mistyped(&name), Some("DCL_TIMEOUT"), "{name}");
         }
         for name in ["DCL_TIMEOUT", "DCL_LOG", "DCL_JOB_ID", "DCL_SECRET", "TIMEOUT", "DCL_", "", "VCL_LOG"] {
             assert_eq!(mistyped(name), None, "{name}");

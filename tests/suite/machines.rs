@@ -45,6 +45,19 @@ pub fn play(role: &str, quarter: usize) -> Result<()> {
             println!("{:?}", error.expect("a rank has died"));
             return Ok(());
         }
+        "one exits" => {
+            // The communicator of rank 3 lives until its process ends.
+            let group = communicator.new_group([2, 0, 1])?;
+            communicator.barrier()?;
+            let Some(group) = group else { std::process::exit(0) };
+            let end = Instant::now() + Duration::from_millis(600);
+            let mut goes_on = [1.0f32];
+            while goes_on == [1.0] {
+                goes_on = [if Instant::now() < end { 1.0 } else { 0.0 }];
+                group.all_reduce(&mut goes_on, ReduceOperation::Min)?;
+            }
+            return Ok(());
+        }
         "one sends less" => {
             let error = communicator.all_reduce(&mut vec![1.0f32; 9 + rank as usize / 3], ReduceOperation::Sum);
             let error = error.expect_err("they differ");
@@ -139,6 +152,11 @@ fn messages_pass_between_machines() {
 #[test]
 fn a_network_runs_on_several_machines() {
     succeed(("network", &["a", "a", "b", "b"]), 0);
+}
+
+#[test]
+fn a_group_goes_on_after_another_rank_has_exited() {
+    succeed(("one exits", &["a", "a", "b", "b"]), 0);
 }
 
 #[test]

@@ -59,7 +59,12 @@
 //!
 //! A peer may fail or come late. Waits of this library have deadlines; those of cudarc, such as
 //! `CudaStream::synchronize`, have none. So wait for the [`Work`](distcollective::Work) first, as
-//! above: it returns an error at the communicator's deadline, and ends the work.
+//! above: it returns an error at the communicator's deadline, and ends the work. If the library
+//! then warns that work on the GPU goes on, keep the slices until the process ends: no event of
+//! cudarc's is behind that work.
+//!
+//! A [`Buffer`](distcollective::Buffer) that is dropped frees its slice a little later. Before you
+//! capture a stream of cudarc's, take the slices back, and drop them yourself.
 //!
 //! # What there is not
 //!

@@ -43,10 +43,10 @@ impl Inbox {
         let mut may_end = false;
         for LinkMessage { from, tag, bytes } in arrivals {
             match tag.kind {
+                _ if self.forgotten.contains(&tag.communicator) => {}
                 MessageKind::Leave => {
                     self.left.insert((from, tag.communicator));
                 }
-                _ if self.forgotten.contains(&tag.communicator) => {}
                 kind => {
                     may_end |= kind == MessageKind::Messages;
                     self.count += 1;

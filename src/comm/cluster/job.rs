@@ -27,6 +27,9 @@ use crate::util::wait::{Stopped, Wait};
 /// How often the thread that moves messages looks whether a process has died.
 const TICK: Duration = Duration::from_millis(100);
 
+/// How often a thread that waits runs the interrupt hook.
+const STEP: Duration = Duration::from_millis(2);
+
 /// How long that thread sleeps while other threads move messages themselves.
 const YIELD_TO_POLLERS: Duration = Duration::from_millis(1);
 
@@ -47,6 +50,9 @@ const COUNT_BITS: u32 = 18;
 
 /// How long the end of the process waits for the thread that moves messages.
 const EXIT_TIME: Duration = Duration::from_secs(1);
+
+/// What the error of a communicator says that another rank has ended.
+const ENDED: &str = " ended the communicator: ";
 
 const ABORT: Tag = Tag { communicator: FIRST, kind: MessageKind::Abort, number: 0 };
 
@@ -118,11 +124,7 @@ impl Drop for Handle {
         if self.handles.fetch_sub(1, Ordering::AcqRel) > 1 || !self.process.is_current() {
             return;
         }
-        if self.ended.get().is_none() {
-            let all: Vec<Rank> = self.ranks().collect();
-            self.leave(WHOLE_JOB, &all);
-            self.link.flush();
-        }
+        self.leave_all();
         self.mover.stop(None);
     }
 }
@@ -290,20 +292,27 @@ impl Job {
         self.pollers.fetch_add(1, Ordering::Relaxed);
         let _polling = Polling(&self.pollers);
         let warning = |seconds: u64| format!("rank {} has waited for {seconds} s: {}", self.own, awaited());
-        let mut wait = Wait::until(deadline).warning(&warning);
+        let stopped = |stopped| match stopped {
+            Stopped::Late => error!(DeadlineExceeded, "{} before the deadline", awaited()),
+            stopped => stopped.error(format_args!("while it waited: {}", awaited()), ""),
+        };
+        let (mut wait, mut next_step) = (Wait::until(deadline).warning(&warning), Instant::now() + STEP);
+        let mut idle = Wait::until(deadline);
         loop {
             let has_moved = self.poll()?;
             if let Some(found) = look()? {
                 return Ok(found);
             }
+            let now = Instant::now();
+            if now >= next_step {
+                next_step = now + STEP;
+                wait.step().map_err(&stopped)?;
+            }
             if has_moved {
                 // More of what it waits for may come at once.
-                wait = Wait::until(deadline).warning(&warning);
+                idle = Wait::until(deadline);
             }
-            wait.pause().map_err(|stopped| match stopped {
-                Stopped::Late => error!(DeadlineExceeded, "{} before the deadline", awaited()),
-                stopped => stopped.error(format_args!("while it waited: {}", awaited()), ""),
-            })?;
+            idle.pause().map_err(&stopped)?;
         }
     }
 
@@ -346,10 +355,23 @@ impl Job {
             return;
         }
         let tag = Tag { communicator, kind: MessageKind::Leave, number: 0 };
-        self.inbox().forget(communicator);
         for rank in members.iter().filter(|rank| **rank != self.own) {
             let _unreachable = self.link.send(*rank, tag, Bytes::default());
         }
+    }
+
+    /// Drops what has come and comes for a communicator that this rank has left.
+    pub(super) fn forget(&self, communicator: u32) {
+        self.inbox().forget(communicator);
+    }
+
+    /// Leaves the job, and waits a bounded time until what this rank has sent is on its way.
+    fn leave_all(&self) {
+        if self.ended.get().is_none() {
+            let all: Vec<Rank> = self.ranks().collect();
+            self.leave(WHOLE_JOB, &all);
+        }
+        self.link.flush();
     }
 
     /// Tells the owners of messages that these have ended. An error ends all communicators.
@@ -370,6 +392,9 @@ impl Job {
 
     /// Looks whether a process has died. Ranks that do not wait for it are told too.
     fn check_processes(&self) -> Result<()> {
+        if self.handles.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
         self.host.check_peers().map_err(|error| self.end(error))?;
         let dead = self.ranks().find(|rank| self.link.has_died(*rank) && !self.inbox().has_left(*rank, WHOLE_JOB));
         match dead {
@@ -381,9 +406,11 @@ impl Job {
 
 /// What another rank returns after `by` has ended all communicators.
 fn error_of(kind: ErrorKind, by: Rank, reason: &str) -> Error {
-    match is_shared(kind) {
+    // A rank that only passes on what another one of its machine has said.
+    let is_passed_on = kind == ErrorKind::Aborted && reason.contains(ENDED);
+    match is_shared(kind) || is_passed_on {
         true => Error::new(kind, reason.to_owned()),
-        false => error!(Aborted, "rank {by} ended the communicator: {reason}"),
+        false => error!(Aborted, "rank {by}{ENDED}{reason}"),
     }
 }
 
@@ -401,9 +428,7 @@ fn move_messages(job: &Job) {
     let mut next_tick = Instant::now() + TICK;
     while !job.mover.is_over.load(Ordering::Acquire) {
         let others_poll = job.pollers.load(Ordering::Relaxed) > 0;
-        if !others_poll {
-            let _ended = job.poll();
-        }
+        let has_moved = !others_poll && job.poll().is_ok_and(|has_moved| has_moved);
         if Instant::now() >= next_tick {
             next_tick = Instant::now() + TICK;
             let _ended = job.check().and_then(|()| job.check_processes());
@@ -411,6 +436,7 @@ fn move_messages(job: &Job) {
         job.end_receives();
         match others_poll {
             true => std::thread::sleep(YIELD_TO_POLLERS),
+            false if has_moved => {}
             false => sleep(job),
         }
     }
@@ -424,7 +450,7 @@ fn stop_at_exit(job: &Arc<Job>) {
     extern "C" fn stop_all() {
         for job in std::mem::take(&mut *lock(&JOBS)).iter().filter_map(Weak::upgrade) {
             if job.process.is_current() {
-                job.link.flush();
+                job.leave_all();
                 job.mover.stop(Some(Instant::now() + EXIT_TIME));
             }
             // Nothing of the link is freed now.

@@ -1,6 +1,7 @@
 //! The program's messages from one rank to another, also between ranks of one machine: a receive
 //! from any rank takes them in the order in which they come.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -58,6 +59,7 @@ impl ClusterBackend {
     ///
     /// As [`Backend::start_messages`](crate::comm::backend::Backend::start_messages).
     pub(super) unsafe fn begin(&self, request: MessageRequest, on_end: OnEnd, deadline: Instant) {
+        self.has_messages.store(true, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe {
             match request.direction {

@@ -25,6 +25,7 @@ mod reduction;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -37,6 +38,7 @@ use super::backend_kind::BackendKind;
 use super::host::HostBackend;
 use super::message::{Delivery, Direction, MessageRequest, OnEnd};
 use super::rank_lock;
+use super::run_id::CountedRun;
 use super::signature::place_of;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
@@ -67,6 +69,8 @@ pub(crate) struct ClusterBackend {
     /// The communicator's number in the job.
     id: u32,
     calls: Mutex<Calls>,
+    /// Whether this rank has begun a message.
+    has_messages: AtomicBool,
 }
 
 impl ClusterBackend {
@@ -77,12 +81,24 @@ impl ClusterBackend {
         let members: Box<[Rank]> = (0..machines.len() as u32).map(Rank).collect();
         let job = Job::begin(link, own, machines, Arc::clone(&host))?;
         let placement = RankPlacement::new(GroupRank(own.0), members, |rank| job.machines[rank.index()]);
-        Ok(ClusterBackend { job, host, placement, id: FIRST, calls: Mutex::default() })
+        Ok(ClusterBackend {
+            job,
+            host,
+            placement,
+            id: FIRST,
+            calls: Mutex::default(),
+            has_messages: AtomicBool::new(false),
+        })
     }
 
     /// See [`new`](Self::new). The link has been connected.
     pub(super) fn over_ucx(link: UcxLink, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
         Self::new(Box::new(link), own, machines, host)
+    }
+
+    /// The host backend, if all ranks are on this machine: it does all but messages.
+    fn one_machine(&self) -> Option<&HostBackend> {
+        (self.placement.machine_count() == 1).then_some(&*self.host)
     }
 
     /// Runs one collective. Any error ends the communicator.
@@ -92,7 +108,7 @@ impl ClusterBackend {
     /// As [`Backend::run`].
     unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
         self.job.check_process()?;
-        if self.placement.machine_count() == 1 {
+        if self.one_machine().is_some() {
             // SAFETY: the caller's promise.
             return unsafe { self.run_on_host(request) }.map_err(|error| self.job.end(error));
         }
@@ -359,7 +375,24 @@ impl Backend for ClusterBackend {
     }
 
     fn latest_path(&self) -> Option<TransferPath> {
-        None
+        self.one_machine()?.latest_path()
+    }
+
+    fn refuse(&self, run: &CountedRun<'_>, reason: &str, deadline: Instant) -> Result<bool> {
+        self.one_machine().map_or(Ok(false), |host| host.refuse(run, reason, deadline))
+    }
+
+    fn has_left_request(&self) -> bool {
+        self.one_machine().is_some_and(Backend::has_left_request)
+    }
+
+    fn has_messages_in_request(&self) -> bool {
+        // The link's messages are not counted by requests.
+        self.has_messages.load(Ordering::Relaxed)
+    }
+
+    fn end_request(&self, failure: Option<&str>, deadline: Instant) -> Result<bool> {
+        self.one_machine().map_or(Ok(false), |host| host.end_request(failure, deadline))
     }
 
     unsafe fn run(&self, calls: &[Checked<'_>]) -> Result<()> {
@@ -432,7 +465,14 @@ impl Backend for ClusterBackend {
         // Each number is claimed once, so no two communicators have the same.
         let id = Job::number_of(placement.member(GroupRank(0)), numbers[group.members[0].index()] as u32);
         let (job, host) = (self.job.share(), Arc::new(host));
-        Ok(Some(Box::new(ClusterBackend { job, host, placement, id, calls: Mutex::default() })))
+        Ok(Some(Box::new(ClusterBackend {
+            job,
+            host,
+            placement,
+            id,
+            calls: Mutex::default(),
+            has_messages: AtomicBool::new(false),
+        })))
     }
 
     fn allocate(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
@@ -465,5 +505,6 @@ impl Drop for ClusterBackend {
         // The job has the first one's host communicator as long as it lives.
         self.host.leave();
         self.job.leave(self.id, self.placement.members());
+        self.job.forget(self.id);
     }
 }

@@ -24,7 +24,7 @@ use crate::util::lock;
 /// How long a rank that leaves waits until its last messages are on their way.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
 
-/// The most steps of UCX's, and the most messages, between two looks at anything else.
+/// The most steps of UCX's between two looks at anything else.
 const MOST_STEPS: usize = 64;
 
 /// The signals for which UCX installs handlers when it is loaded.
@@ -287,21 +287,21 @@ impl Link for UcxLink {
         // SAFETY: no other thread makes a call.
         let steps = (0..MOST_STEPS).take_while(|_| unsafe { sys::ucp_worker_progress(worker.worker) }.0 != 0).count();
         self.reap(worker);
-        for _ in 0..MOST_STEPS {
+        loop {
             let mut info = sys::ucp_tag_recv_info_t::default();
             // SAFETY: as above; the message is received next.
             let message = unsafe { sys::ucp_tag_probe_nb(worker.worker, 0, 0, 1, &mut info) };
             if message.is_null() {
                 break;
             }
-            let mut bytes = Bytes::of_peers_len(info.length)?;
-            let to = bytes.as_mut_ptr().cast();
-            // SAFETY: the bytes live in `receives` until the request has ended.
-            let request = unsafe { sys::ucp_tag_msg_recv_nbx(worker.worker, to, info.length, message, &PLAIN) };
             let Some((from, tag)) = Tag::from_word(info.sender_tag).filter(|(from, _)| from.index() < self.ended.len())
             else {
                 bail!(System, "a message has tag {:x}", info.sender_tag)
             };
+            let mut bytes = Bytes::of_peers_len(info.length)?;
+            let to = bytes.as_mut_ptr().cast();
+            // SAFETY: the bytes live in `receives` until the request has ended.
+            let request = unsafe { sys::ucp_tag_msg_recv_nbx(worker.worker, to, info.length, message, &PLAIN) };
             let rest = match request.pending() {
                 Ok(request) => Some(UcxRequest(request)),
                 Err(ucs_status_t::UCS_OK) => None,
@@ -378,10 +378,11 @@ impl Drop for UcxLink {
             flags: sys::UCP_EP_CLOSE_FLAG_FORCE,
             ..PLAIN
         };
-        for endpoint in endpoints.into_iter().filter(|endpoint| !endpoint.is_null()) {
-            // SAFETY: no other thread has the link.
-            self.wait_for(unsafe { sys::ucp_ep_close_nbx(endpoint, &force) }, Instant::now() + FLUSH_TIME / 10);
-        }
+        let endpoints = endpoints.into_iter().filter(|endpoint| !endpoint.is_null());
+        // SAFETY: no other thread has the link.
+        let closing: Vec<_> = endpoints.map(|endpoint| unsafe { sys::ucp_ep_close_nbx(endpoint, &force) }).collect();
+        let deadline = Instant::now() + FLUSH_TIME / 10;
+        closing.into_iter().for_each(|request| self.wait_for(request, deadline));
         // SAFETY: as above; nothing uses the worker after this.
         unsafe {
             sys::ucp_worker_destroy(worker);
