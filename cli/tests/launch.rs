@@ -490,16 +490,12 @@ fn under_torchrun() {
 }
 
 #[test]
-fn env_tells_everything_that_is_missing_and_where_it_cannot_go() {
+fn env_tells_everything_that_is_missing() {
     let (output, text) = run(timed(DISTCOLLECTIVE).args(["env"]));
     assert_eq!(output.status.code(), Some(1));
     for what in ["rank is not given", "world_size is not given", "there is no rendezvous point"] {
         assert!(text.contains(what), "{text}");
     }
-    let remote = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "1")];
-    let (output, text) = run(timed(DISTCOLLECTIVE).args(["env", "--backend", "host"]).envs(remote));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("MASTER_ADDR is 192.0.2.1") && text.contains("beyond it there is NCCL"), "{text}");
 }
 
 /// Every rank warns that two ranks have the same local rank on this machine.

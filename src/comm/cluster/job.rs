@@ -367,6 +367,7 @@ impl Job {
 
     /// Leaves the job, and waits a bounded time until what this rank has sent is on its way.
     fn leave_all(&self) {
+        self.host.leave();
         if self.ended.get().is_none() {
             let all: Vec<Rank> = self.ranks().collect();
             self.leave(WHOLE_JOB, &all);

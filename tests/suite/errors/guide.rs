@@ -403,7 +403,6 @@ fn while_ranks_start() -> Vec<Command> {
     let with_secret = |rank, secret| {
         [("TRT_MY_RANK", rank), ("TRT_WORLD_SIZE", "2"), ("TRT_NCCL_ID_FILE", file), ("DCL_SECRET", secret)]
     };
-    let elsewhere = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")];
     let two_launchers = [("RANK", "0"), ("WORLD_SIZE", "2"), ("PMI_RANK", "1"), ("PMI_SIZE", "4")];
     let [host, nccl] = ["host", "nccl"].map(|backend| ["env", "--backend", backend]);
     let no_nccl = library_dir(Variant::NoNccl);
@@ -414,7 +413,6 @@ fn while_ranks_start() -> Vec<Command> {
         program(&nccl, &here("1", ("DCL_JOB_ID", "backends"))),
         program(&nccl, &here("0", ("DCL_JOB_ID", "nccl"))),
         program(&nccl, &here("1", ("DCL_JOB_ID", "nccl"))),
-        program(&host, &elsewhere),
         program(&host, &with_secret("0", "one")),
         program(&host, &with_secret("1", "two")),
         program(&host, &two_launchers),
