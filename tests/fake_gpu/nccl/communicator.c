@@ -107,13 +107,16 @@ ncclResult_t enter(
     const char *why = NULL;
     if (communicator != NULL) {
         why = communicator->stage >= DESTROYED ? "the communicator is gone" : objection(communicator, allowances);
-        visited = communicator->inside > 0 && !pthread_equal(communicator->visitor, pthread_self());
+        visited = communicator->inside > 0 && !communicator->visitor_aborts &&
+                  !pthread_equal(communicator->visitor, pthread_self());
         if (why != NULL)
             note_violation("rank %d: %s: %s", communicator->rank, function, why);
         if (visited && (allowances & BESIDE_OTHERS) == 0)
             note_violation("rank %d: %s: another thread is inside the communicator", communicator->rank, function);
-        if (communicator->inside++ == 0)
+        if (communicator->inside++ == 0) {
             communicator->visitor = pthread_self();
+            communicator->visitor_aborts = (allowances & BESIDE_OTHERS) != 0;
+        }
     }
     bool gone = communicator == NULL || communicator->stage >= DESTROYED;
     ncclResult_t broken =

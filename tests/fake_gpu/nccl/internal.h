@@ -159,6 +159,8 @@ struct communicator {
     /* How many calls of the thread `visitor` are inside. */
     int inside;
     pthread_t visitor;
+    /* That thread only sets the abort flags, beside any other. */
+    bool visitor_aborts;
     uint64_t collective_calls;
     /* Bundles that were put on streams, those that are through, and whether one works now. */
     uint64_t enqueued, executed;
