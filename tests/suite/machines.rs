@@ -4,6 +4,7 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use distcollective::collective::Partition;
@@ -99,10 +100,21 @@ fn lacks_ucx() -> bool {
     !is_there
 }
 
+/// A port that is free, as is the next one, which is the rendezvous's. The system gives connections
+/// of other tests none of these.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let is_free = |port: u16| TcpListener::bind(("0.0.0.0", port)).is_ok();
+    let ports = std::iter::repeat_with(|| {
+        let number = std::process::id() * 64 + NEXT.fetch_add(1, Ordering::Relaxed);
+        10_000 + 2 * (number % 10_000) as u16
+    });
+    ports.take(1000).find(|port| is_free(*port) && is_free(port + 1)).expect("a free port")
+}
+
 /// Starts a rank on each of these machines.
 fn start(role: &str, machines: &[&str], quarter: usize) -> Vec<Child> {
-    // The port beside it is the rendezvous's.
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    let port = free_port();
     let (job, name) = (new_job(), format!("{ROLES}{role}"));
     let of_rank = |(rank, machine): (usize, &&str)| {
         let world_size = machines.len() as u32;
@@ -112,7 +124,7 @@ fn start(role: &str, machines: &[&str], quarter: usize) -> Vec<Child> {
             .envs(
                 [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", machines.len())].map(|(n, v)| (n, v.to_string())),
             )
-            .envs([("MASTER_PORT", port.min(65_533).to_string()), ("DCL_JOB_ID", job.clone())])
+            .envs([("MASTER_PORT", port.to_string()), ("DCL_JOB_ID", job.clone())])
             .stdin(Stdio::piped())
             .spawn()
             .expect("a child starts")
