@@ -14,6 +14,7 @@ use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
 use crate::collective::{BlockCounts, Call, Collective, Purpose, Side, check_buffers};
 use crate::cuda::{CudaStream, Graph};
+use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::executor::Executor;
 use crate::memory::{Address, Buffer, MemorySpace, ReadOnlyMemory};
@@ -409,6 +410,21 @@ impl<'a> Request<'a> {
             None => error,
         }
     }
+}
+
+/// Gathers one number from every rank, in rank order. `run` makes the call.
+pub(super) fn gather_numbers(
+    rank_count: usize,
+    purpose: Purpose,
+    number: i64,
+    deadline: Instant,
+    run: impl FnOnce(&Request<'_>) -> Result<()>,
+) -> Result<Vec<i64>> {
+    let mut all = vec![0i64; rank_count];
+    let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
+    let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
+    run(&Request::new(call, sides, deadline))?;
+    Ok(all)
 }
 
 /// A request that has passed the rules, and the backend that it is for. Sides that the rank does

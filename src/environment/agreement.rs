@@ -149,11 +149,11 @@ impl AgreedSetup {
 /// The number of each rank's machine, counted in the order of their first ranks.
 pub(super) fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
     let mut numbers = BTreeMap::new();
-    let number_of = |info: &RankInfo| {
+    let number_of = |machine| {
         let next = numbers.len() as u32;
-        *numbers.entry(info.machine.clone()).or_insert(next)
+        *numbers.entry(machine).or_insert(next)
     };
-    infos.iter().map(number_of).collect()
+    infos.iter().map(|info| info.machine.as_str()).map(number_of).collect()
 }
 
 /// The reasons of ranks, each once: `rank 0: there is no GPU; ranks 1 and 2: there is no NCCL`.

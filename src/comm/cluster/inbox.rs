@@ -119,12 +119,12 @@ impl Inbox {
                 None if now >= posted.deadline => {
                     Some(error!(DeadlineExceeded, "no message with tag {tag} came before the deadline"))
                 }
-                None => self.lost(posted, own, has_died).filter(|_| posted.was_lost),
+                None => self.lost_sender(posted, own, has_died).filter(|_| posted.was_lost),
             };
             match error {
                 Some(error) => ends.push((self.posted.remove(index).on_end, Err(error))),
                 None => {
-                    self.posted[index].was_lost = self.lost(&self.posted[index], own, has_died).is_some();
+                    self.posted[index].was_lost = self.lost_sender(&self.posted[index], own, has_died).is_some();
                     index += 1;
                 }
             }
@@ -134,14 +134,19 @@ impl Inbox {
 
     /// The error of a receive that waits for a rank that is gone. One from any rank waits for every
     /// rank that has not left; a rank that has died may be the one that would have sent.
-    fn lost(&self, posted: &PostedReceive, own: Rank, has_died: &dyn Fn(Rank) -> bool) -> Option<Error> {
+    fn lost_sender(&self, posted: &PostedReceive, own: Rank, has_died: &dyn Fn(Rank) -> bool) -> Option<Error> {
         let has_left = |rank: Rank| self.has_left(rank, posted.tag.communicator);
         let mut peers = posted.sources.iter().map(|(_, rank)| *rank).filter(|rank| *rank != own).peekable();
         let first = *peers.peek()?;
         let dead = peers.clone().find(|rank| has_died(*rank) && !has_left(*rank));
         let lost = dead.or_else(|| peers.all(has_left).then_some(first))?;
-        let how = if has_left(lost) { "left the communicator" } else { "died" };
-        Some(error!(PeerLost, "rank {lost} {how} while this rank waited"))
+        Some(self.lost(lost, posted.tag.communicator))
+    }
+
+    /// The error of a wait for a rank that is gone.
+    pub(super) fn lost(&self, rank: Rank, communicator: u32) -> Error {
+        let how = if self.has_left(rank, communicator) { "left the communicator" } else { "died" };
+        error!(PeerLost, "rank {rank} {how} while this rank waited")
     }
 
     /// Drops what has come and comes for a communicator that this rank has left.

@@ -22,16 +22,16 @@ use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 use crate::util::log::event;
 use crate::util::text::{printable, start_of};
-use crate::util::wait::{Stopped, Wait};
+use crate::util::wait::{POLL, Stopped, Wait};
 
 /// How often the thread that moves messages looks whether a process has died.
 const TICK: Duration = Duration::from_millis(100);
 
+/// How long the thread that moves messages sleeps while others do so.
+const YIELD_TO_POLLERS: Duration = Duration::from_millis(1);
+
 /// How often a thread that waits runs the interrupt hook.
 const STEP: Duration = Duration::from_millis(2);
-
-/// How long that thread sleeps while other threads move messages themselves.
-const YIELD_TO_POLLERS: Duration = Duration::from_millis(1);
 
 /// The most bytes of a rank's blocks that wait to be sent, unless another rank waits for them.
 pub(super) const MOST_UNSENT: usize = 8 << 20;
@@ -48,7 +48,8 @@ const WHOLE_JOB: u32 = MAX_COMMUNICATOR;
 /// The bits of a communicator's number that its first rank counts. The others are that rank.
 const COUNT_BITS: u32 = 18;
 
-/// How long the end of the process waits for the thread that moves messages.
+/// How long the end of the job waits for the thread that moves messages, which may be in the
+/// program's code.
 const EXIT_TIME: Duration = Duration::from_secs(1);
 
 /// What the error of a communicator says that another rank has ended.
@@ -84,19 +85,17 @@ struct Mover {
 }
 
 impl Mover {
-    /// Ends the thread, and waits for it, unless this is the thread.
-    fn stop(&self, deadline: Option<Instant>) {
+    /// Ends the thread, and waits a bounded time for it, unless this is the thread.
+    fn stop(&self) {
         self.is_over.store(true, Ordering::Release);
         let _woken = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         let Some(thread) = lock(&self.thread).take() else { return };
         if thread.thread().id() == std::thread::current().id() {
             return;
         }
-        while deadline.is_some_and(|deadline| Instant::now() < deadline) && !thread.is_finished() {
-            std::thread::sleep(YIELD_TO_POLLERS);
-        }
-        if deadline.is_none() || thread.is_finished() {
-            let _panicked = thread.join();
+        let deadline = Instant::now() + EXIT_TIME;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(POLL);
         }
     }
 }
@@ -125,7 +124,7 @@ impl Drop for Handle {
             return;
         }
         self.leave_all();
-        self.mover.stop(None);
+        self.mover.stop();
     }
 }
 
@@ -345,8 +344,7 @@ impl Job {
 
     /// The error of a wait for a rank that is gone.
     pub(super) fn lost(&self, rank: Rank, communicator: u32) -> Error {
-        let how = if self.inbox().has_left(rank, communicator) { "left the communicator" } else { "died" };
-        error!(PeerLost, "rank {rank} {how} while this rank waited")
+        self.inbox().lost(rank, communicator)
     }
 
     /// Tells the members of a communicator that this rank has left it.
@@ -362,7 +360,10 @@ impl Job {
 
     /// Drops what has come and comes for a communicator that this rank has left.
     pub(super) fn forget(&self, communicator: u32) {
-        self.inbox().forget(communicator);
+        // In a fork, no thread may be there that unlocks the inbox.
+        if self.process.is_current() {
+            self.inbox().forget(communicator);
+        }
     }
 
     /// Leaves the job, and waits a bounded time until what this rank has sent is on its way.
@@ -452,7 +453,7 @@ fn stop_at_exit(job: &Arc<Job>) {
         for job in std::mem::take(&mut *lock(&JOBS)).iter().filter_map(Weak::upgrade) {
             if job.process.is_current() {
                 job.leave_all();
-                job.mover.stop(Some(Instant::now() + EXIT_TIME));
+                job.mover.stop();
             }
             // Nothing of the link is freed now.
             std::mem::forget(job);

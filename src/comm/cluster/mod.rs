@@ -33,7 +33,7 @@ use agreement::Calls;
 use job::{FIRST, Handle, Job, MOST_UNSENT};
 use placement::RankPlacement;
 
-use super::backend::{Backend, Checked, Request};
+use super::backend::{Backend, Checked, Request, Uneven, gather_numbers};
 use super::backend_kind::BackendKind;
 use super::host::HostBackend;
 use super::message::{Delivery, Direction, MessageRequest, OnEnd};
@@ -42,7 +42,7 @@ use super::run_id::CountedRun;
 use super::signature::place_of;
 use super::split::SplitGroup;
 use super::transfer_path::TransferPath;
-use crate::collective::{Call, Collective, Purpose};
+use crate::collective::{BlockCounts, Call, Collective, Purpose, PurposeKind};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
@@ -55,7 +55,7 @@ pub(super) use link::ucx::{UcxLink, version as ucx_version};
 use link::{Bytes, MessageKind, Tag};
 
 /// What the parts of a collective are on the host backend.
-const PART: Purpose = Purpose::new("a part of a call between machines", crate::collective::PurposeKind::Part);
+const PART: Purpose = Purpose::new("a part of a call between machines", PurposeKind::Part);
 
 /// The most bytes of all inputs of a reduction that each rank gets, to reduce them by itself.
 const MOST_EXCHANGED: usize = 32 << 10;
@@ -265,20 +265,13 @@ impl ClusterBackend {
         outputs: &[Address],
         deadline: Instant,
     ) -> Result<()> {
-        let n = self.placement.local_ranks().len();
+        let (len, input) = (|from, _| lens(from), [Address::host(input)]);
         // SAFETY: the caller's promise.
-        unsafe {
-            self.run_uneven_on_host(
-                Collective::AllGather,
-                |from, _| lens(from),
-                &[Address::host(input)],
-                outputs,
-                n,
-                deadline,
-            )
-        }
+        unsafe { self.run_uneven_on_host(Collective::AllGather, len, &input, outputs, deadline) }
     }
 
+    /// Runs a part on blocks of these lengths, in bytes, from each rank of this machine to each.
+    ///
     /// # Safety
     ///
     /// As [`Backend::run`].
@@ -288,16 +281,15 @@ impl ClusterBackend {
         len: impl Fn(usize, usize) -> usize,
         input: &[Address],
         output: &[Address],
-        n: usize,
         deadline: Instant,
     ) -> Result<()> {
-        let counts = crate::collective::BlockCounts::of(n, len);
+        let counts = BlockCounts::of(self.placement.local_ranks().len(), len);
         let longest = counts.longest();
         if longest == 0 {
             return Ok(());
         }
         let call = Call::of_blocks(collective, DataType::Uint8, longest).for_purpose(PART);
-        let uneven = super::backend::Uneven { counts: &counts, input, output };
+        let uneven = Uneven { counts: &counts, input, output };
         let null = Address::host(std::ptr::null());
         let request = Request { uneven: Some(&uneven), ..Request::new(call, [null; 2], deadline) };
         // SAFETY: the caller's promise.
@@ -315,13 +307,9 @@ impl ClusterBackend {
 
     /// Gathers a number of each rank. Collective.
     fn gather_numbers(&self, purpose: Purpose, number: u32, deadline: Instant) -> Result<Vec<i64>> {
-        let own = i64::from(number);
-        let mut all = vec![0i64; self.placement.len()];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
-        let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
-        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.run_request(&Request::new(call, sides, deadline))? };
-        Ok(all)
+        // SAFETY: the buffers of the request are as long as it says.
+        let run = |request: &Request<'_>| unsafe { self.run_request(request) };
+        gather_numbers(self.placement.len(), purpose, number.into(), deadline, run)
     }
 
     fn arrival_tag(&self) -> Tag {

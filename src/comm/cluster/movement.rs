@@ -106,14 +106,7 @@ impl ClusterBackend {
         // SAFETY: the caller's promise.
         unsafe {
             self.send_some(&mut outgoing)?;
-            self.run_uneven_on_host(
-                Collective::AllToAll,
-                local_len,
-                &inputs,
-                &outputs,
-                locals.len(),
-                request.deadline,
-            )?;
+            self.run_uneven_on_host(Collective::AllToAll, local_len, &inputs, &outputs, request.deadline)?;
         }
         let look = || {
             // SAFETY: the caller's promise.

@@ -340,7 +340,7 @@ impl ClusterBackend {
         let len = |_: usize, to: usize| lens[to];
         let deadline = reduction.request.deadline;
         // SAFETY: the inputs have as many bytes for each folder, and the output for each rank.
-        unsafe { self.run_uneven_on_host(Collective::AllToAll, len, &inputs, &outputs, locals.len(), deadline)? };
+        unsafe { self.run_uneven_on_host(Collective::AllToAll, len, &inputs, &outputs, deadline)? };
         Ok(Some((given, own_len)))
     }
 

@@ -14,9 +14,9 @@ use super::protocol::segment::Segment;
 use super::transfer::refusal::refusal;
 use super::transfer::running_call::{RunningCall, goes_on_after};
 use super::world::World;
-use crate::collective::{Call, Collective, Purpose};
+use crate::collective::Purpose;
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request, is_shared};
+use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request, gather_numbers, is_shared};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::run_id::CountedRun;
@@ -24,7 +24,7 @@ use crate::comm::split::SplitGroup;
 use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail};
-use crate::memory::{Address, Buffer, ReadOnlyMemory};
+use crate::memory::{Buffer, ReadOnlyMemory};
 use crate::rank::{GroupRank, Rank};
 use crate::shape::Shape;
 use crate::stream::Watch;
@@ -256,12 +256,10 @@ impl EnteredCall<'_> {
 
     /// Gathers one number from every rank, in rank order.
     fn gather_numbers(&mut self, purpose: Purpose, number: i64) -> Result<Vec<i64>> {
-        let mut all = vec![0i64; self.backend.own.segment.len()];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(purpose);
-        let sides = [Address::host((&raw const number).cast()), Address::host(all.as_mut_ptr().cast())];
-        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.backend.run_entered(&mut self.progress, &Request::new(call, sides, self.deadline))? };
-        Ok(all)
+        let (backend, deadline) = (self.backend, self.deadline);
+        // SAFETY: the buffers of the request are as long as it says.
+        let run = |request: &Request<'_>| unsafe { backend.run_entered(&mut self.progress, request) };
+        gather_numbers(backend.own.segment.len(), purpose, number, deadline, run)
     }
 }
 

@@ -104,7 +104,7 @@ impl UcxRequest {
     }
 }
 
-/// The link of one process. The first worker address that it gives others is its own.
+/// The link of one process.
 pub(crate) struct UcxLink {
     own: Rank,
     worker: Mutex<UcxWorker>,
@@ -120,7 +120,7 @@ impl UcxLink {
     /// A link without connections, and the address at which the other processes reach it.
     pub(in crate::comm) fn new(own: Rank, world_size: u32) -> Result<(Self, Vec<u8>)> {
         version()?;
-        let [mut context, mut worker, mut config] = [null_mut(), null_mut(), null_mut()].map(|x: *mut c_void| x);
+        let (mut context, mut worker, mut config) = (null_mut(), null_mut(), null_mut());
         let params = sys::ucp_params_t {
             field_mask: sys::UCP_PARAM_FIELD_FEATURES,
             features: sys::UCP_FEATURE_TAG | sys::UCP_FEATURE_WAKEUP,
@@ -133,20 +133,14 @@ impl UcxLink {
         };
         // SAFETY: UCX writes a handle to each pointer, and reads the fields that the masks name.
         unsafe {
-            check("ucp_config_read", sys::ucp_config_read(null(), null(), (&raw mut config).cast()))?;
-            let made = sys::ucp_init_version(1, 11, &params, config.cast(), (&raw mut context).cast());
-            sys::ucp_config_release(config.cast());
+            check("ucp_config_read", sys::ucp_config_read(null(), null(), &mut config))?;
+            let made = sys::ucp_init_version(1, 11, &params, config, &mut context);
+            sys::ucp_config_release(config);
             check("ucp_init", made)?;
-            let made = sys::ucp_worker_create(context.cast(), &worker_params, (&raw mut worker).cast());
-            check("ucp_worker_create", made).inspect_err(|_| sys::ucp_cleanup(context.cast()))?;
+            let made = sys::ucp_worker_create(context, &worker_params, &mut worker);
+            check("ucp_worker_create", made).inspect_err(|_| sys::ucp_cleanup(context))?;
         }
-        let worker = UcxWorker {
-            context: context.cast(),
-            worker: worker.cast(),
-            endpoints: Vec::new(),
-            sends: Vec::new(),
-            receives: VecDeque::new(),
-        };
+        let worker = UcxWorker { context, worker, endpoints: Vec::new(), sends: Vec::new(), receives: VecDeque::new() };
         let mut link = UcxLink {
             own,
             descriptor: -1,

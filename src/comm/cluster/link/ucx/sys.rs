@@ -81,7 +81,7 @@ pub(super) const UCP_ERR_HANDLING_MODE_PEER: c_int = 1;
 pub(super) const UCP_OP_ATTR_FIELD_FLAGS: u32 = 1 << 4;
 pub(super) const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1;
 
-/// Without UCP_WORKER_PARAM fields beyond the first. The API's `unsigned` versions follow.
+/// The fields that the link sets, as in the structures below, and room for the others.
 #[repr(C)]
 pub(super) struct ucp_params_t {
     pub(super) field_mask: u64,
