@@ -327,6 +327,8 @@ pub(crate) struct Request<'a> {
     pub(crate) run: Option<&'a CountedRun<'a>>,
     /// What errors are about: `layer "grad_sync" (all_reduce)`.
     pub(crate) label: Option<&'a str>,
+    /// If this is a part of another call: says in an error of a wait what that call is.
+    pub(crate) explain: Option<&'a dyn Fn(Error) -> Error>,
     pub(crate) input: Address,
     pub(crate) output: Address,
     /// In a list form of scatter, gather or all_gather: the blocks of the side that has one for
@@ -347,8 +349,8 @@ pub(crate) struct Request<'a> {
 impl<'a> Request<'a> {
     /// A call outside of runs, without a label, list, scratch memory and stream.
     pub(crate) fn new(call: Call, [input, output]: [Address; 2], deadline: Instant) -> Self {
-        let (run, label, blocks, uneven, scratch, stream) = (None, None, None, None, None, None);
-        Request { call, run, label, input, output, blocks, uneven, scratch, deadline, stream }
+        let (run, label, explain, blocks, uneven, scratch, stream) = (None, None, None, None, None, None, None);
+        Request { call, run, label, explain, input, output, blocks, uneven, scratch, deadline, stream }
     }
 
     /// A collective without elements: only the agreement of the ranks is left of it.

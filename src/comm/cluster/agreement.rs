@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::link::{Bytes, MessageKind, Tag};
-use super::{ClusterBackend, PART};
+use super::{ClusterBackend, part_of};
 use crate::collective::{Call, Collective};
 use crate::comm::backend::Request;
 use crate::comm::run_id::CountedRun;
@@ -49,23 +49,21 @@ fn signature_of(record: &[u8]) -> Signature {
 }
 
 impl ClusterBackend {
-    /// Exchanges what ranks say of a call, and compares it.
+    /// Exchanges what ranks say of a call, and compares it. `number` is for errors; see [`difference`].
     ///
     /// # Errors
     ///
     /// `Disagreement`: ranks make different calls. Every rank finds it, and names all.
-    pub(super) fn agree(&self, calls: &mut Calls, request: &Request<'_>) -> Result<Agreed> {
+    pub(super) fn agree(&self, number: u64, request: &Request<'_>) -> Result<Agreed> {
         let place = &self.placement;
-        calls.counted += u64::from(request.call.purpose.is_counted());
-        let number = calls.counted + u64::from(!request.call.purpose.is_counted());
         let own = self.own_record(request);
         let mut local = Bytes::zeroed(place.local_ranks().len() * RECORD_BYTES);
-        self.exchange_on_host(&own, &mut local, request.deadline)?;
+        self.exchange_on_host(&own, &mut local, request)?;
         let mut remote = Bytes::zeroed((place.len() - place.local_ranks().len()) * RECORD_BYTES);
         if place.local_index(place.own) == 0 {
             self.exchange_with_machines(&local, &mut remote, request.deadline)?;
         }
-        self.broadcast_on_host(&mut remote, request.deadline)?;
+        self.broadcast_on_host(&mut remote, request)?;
         let mut all = Bytes::zeroed(place.len() * RECORD_BYTES);
         let (mut locals, mut remotes) = (local.chunks(RECORD_BYTES), remote.chunks(RECORD_BYTES));
         for (rank, record) in place.ranks().zip(all.chunks_mut(RECORD_BYTES)) {
@@ -100,15 +98,15 @@ impl ClusterBackend {
     }
 
     /// Gathers the records of this machine's ranks.
-    fn exchange_on_host(&self, own: &Bytes, local: &mut Bytes, deadline: Instant) -> Result<()> {
+    fn exchange_on_host(&self, own: &Bytes, local: &mut Bytes, whole: &Request<'_>) -> Result<()> {
         if local.len() == RECORD_BYTES {
             local.copy_from_slice(own);
             return Ok(());
         }
-        let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, RECORD_BYTES).for_purpose(PART);
+        let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, RECORD_BYTES);
         let sides = [Address::host(own.as_ptr()), Address::host(local.as_mut_ptr())];
         // SAFETY: the output holds a record for each rank.
-        unsafe { self.run_on_host(&Request::new(call, sides, deadline)) }
+        unsafe { self.run_on_host(&part_of(whole, call, sides)) }
     }
 
     /// Exchanges the records of this machine's ranks with those of the others, in rank order.
@@ -142,13 +140,13 @@ impl ClusterBackend {
     }
 
     /// Gives this machine's ranks what their first one has.
-    fn broadcast_on_host(&self, bytes: &mut Bytes, deadline: Instant) -> Result<()> {
+    fn broadcast_on_host(&self, bytes: &mut Bytes, whole: &Request<'_>) -> Result<()> {
         if self.placement.local_ranks().len() == 1 || bytes.is_empty() {
             return Ok(());
         }
         let collective = Collective::Broadcast { root: GroupRank(0) };
-        let call = Call::of_blocks(collective, DataType::Uint8, bytes.len()).for_purpose(PART);
+        let call = Call::of_blocks(collective, DataType::Uint8, bytes.len());
         // SAFETY: both sides are the same buffer, which is as long.
-        unsafe { self.run_on_host(&Request::new(call, [Address::host(bytes.as_mut_ptr()); 2], deadline)) }
+        unsafe { self.run_on_host(&part_of(whole, call, [Address::host(bytes.as_mut_ptr()); 2])) }
     }
 }

@@ -57,6 +57,11 @@ use link::{Bytes, MessageKind, Tag};
 /// What the parts of a collective are on the host backend.
 const PART: Purpose = Purpose::new("a part of a call between machines", PurposeKind::Part);
 
+/// A call on the host backend that is a part of another one.
+fn part_of<'a>(whole: &Request<'a>, call: Call, sides: [Address; 2]) -> Request<'a> {
+    Request { explain: whole.explain, ..Request::new(call.for_purpose(PART), sides, whole.deadline) }
+}
+
 /// The most bytes of all inputs of a reduction that each rank gets, to reduce them by itself.
 const MOST_EXCHANGED: usize = 32 << 10;
 
@@ -115,15 +120,21 @@ impl ClusterBackend {
         let calls = rank_lock::enter(&self.calls, request.deadline);
         let result = calls.and_then(|mut calls| {
             self.job.check()?;
+            let (call, is_counted) = (&request.call, request.call.purpose.is_counted());
+            calls.counted += u64::from(is_counted);
+            let number = calls.counted + u64::from(!is_counted);
+            let explain = |error: Error| {
+                let is_late = error.kind() == ErrorKind::DeadlineExceeded && call.purpose == Purpose::MONITORED_BARRIER;
+                let missing = if is_late { self.missing() } else { None };
+                missing.unwrap_or_else(|| error.about(|| format!("{call} ({})", place_of(is_counted, number))))
+            };
             // SAFETY: the caller's promise.
-            let result = unsafe { self.run_entered(&mut calls, request) };
-            result.map_err(|error| match (error.kind(), request.call.purpose) {
-                (ErrorKind::Disagreement, _) => error,
-                (ErrorKind::DeadlineExceeded, Purpose::MONITORED_BARRIER) => self.missing(error),
-                _ => error.about(|| {
-                    let is_counted = request.call.purpose.is_counted();
-                    format!("{} ({})", request.call, place_of(is_counted, calls.counted + u64::from(!is_counted)))
-                }),
+            let result = unsafe { self.run_entered(number, &Request { explain: Some(&explain), ..*request }) };
+            result.map_err(|error| match error.kind() {
+                ErrorKind::Disagreement => error,
+                // The host or another rank has said what it is about.
+                _ if self.host.check().is_err() => error,
+                _ => explain(error),
             })
         });
         result.map_err(|error| request.label(self.job.end(error)))
@@ -132,8 +143,8 @@ impl ClusterBackend {
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_entered(&self, calls: &mut Calls, request: &Request<'_>) -> Result<()> {
-        let agreed = self.agree(calls, request)?;
+    unsafe fn run_entered(&self, number: u64, request: &Request<'_>) -> Result<()> {
+        let agreed = self.agree(number, request)?;
         let call = &request.call;
         if call.block_elements == 0 {
             return Ok(());
@@ -192,11 +203,11 @@ impl ClusterBackend {
     /// As [`Backend::run`]. The ranks have agreed.
     unsafe fn exchange_inputs(&self, request: &Request<'_>, input_bytes: usize) -> Result<()> {
         let mut all = Bytes::zeroed(input_bytes * self.placement.len());
-        let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, input_bytes).for_purpose(PART);
+        let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, input_bytes);
         let sides = [request.input, Address::host(all.as_mut_ptr())];
         // SAFETY: the caller's promise: the input has so many bytes, and there is room for each.
         unsafe {
-            self.move_to_all(&Request::new(call, sides, request.deadline))?;
+            self.move_to_all(&part_of(request, call, sides))?;
             let inputs: Vec<*const u8> = all.chunks(input_bytes).map(<[u8]>::as_ptr).collect();
             self.take_inputs(request, &inputs);
         }
@@ -263,11 +274,11 @@ impl ClusterBackend {
         lens: impl Fn(usize) -> usize,
         input: *const u8,
         outputs: &[Address],
-        deadline: Instant,
+        whole: &Request<'_>,
     ) -> Result<()> {
         let (len, input) = (|from, _| lens(from), [Address::host(input)]);
         // SAFETY: the caller's promise.
-        unsafe { self.run_uneven_on_host(Collective::AllGather, len, &input, outputs, deadline) }
+        unsafe { self.run_uneven_on_host(Collective::AllGather, len, &input, outputs, whole) }
     }
 
     /// Runs a part on blocks of these lengths, in bytes, from each rank of this machine to each.
@@ -281,17 +292,17 @@ impl ClusterBackend {
         len: impl Fn(usize, usize) -> usize,
         input: &[Address],
         output: &[Address],
-        deadline: Instant,
+        whole: &Request<'_>,
     ) -> Result<()> {
         let counts = BlockCounts::of(self.placement.local_ranks().len(), len);
         let longest = counts.longest();
         if longest == 0 {
             return Ok(());
         }
-        let call = Call::of_blocks(collective, DataType::Uint8, longest).for_purpose(PART);
+        let call = Call::of_blocks(collective, DataType::Uint8, longest);
         let uneven = Uneven { counts: &counts, input, output };
         let null = Address::host(std::ptr::null());
-        let request = Request { uneven: Some(&uneven), ..Request::new(call, [null; 2], deadline) };
+        let request = Request { uneven: Some(&uneven), ..part_of(whole, call, [null; 2]) };
         // SAFETY: the caller's promise.
         unsafe { self.run_on_host(&request) }
     }
@@ -321,17 +332,12 @@ impl ClusterBackend {
     }
 
     /// The error of a monitored barrier that names every rank that has not come.
-    fn missing(&self, error: Error) -> Error {
+    fn missing(&self) -> Option<Error> {
         let mut inbox = self.job.inbox();
         let missing: Vec<u32> =
             self.peers().filter(|rank| inbox.take(*rank, self.arrival_tag()).is_none()).map(|rank| rank.0).collect();
-        match missing.is_empty() {
-            true => error,
-            false => {
-                let ranks = list_ranks(missing);
-                error!(DeadlineExceeded, "monitored_barrier: {ranks} did not arrive before the deadline")
-            }
-        }
+        let ranks = (!missing.is_empty()).then(|| list_ranks(missing))?;
+        Some(error!(DeadlineExceeded, "monitored_barrier: {ranks} did not arrive before the deadline"))
     }
 
     /// This rank's group on this machine, as the host backend splits it off.

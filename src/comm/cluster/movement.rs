@@ -106,7 +106,7 @@ impl ClusterBackend {
         // SAFETY: the caller's promise.
         unsafe {
             self.send_some(&mut outgoing)?;
-            self.run_uneven_on_host(Collective::AllToAll, local_len, &inputs, &outputs, request.deadline)?;
+            self.run_uneven_on_host(Collective::AllToAll, local_len, &inputs, &outputs, request)?;
         }
         let look = || {
             // SAFETY: the caller's promise.
@@ -221,7 +221,7 @@ impl ClusterBackend {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.gather_on_host(|from| len(locals[from]), block, &outputs, request.deadline) }
+        unsafe { self.gather_on_host(|from| len(locals[from]), block, &outputs, request) }
     }
 
     /// Takes a piece of each block of a wave over the link, one on each rank of this machine, and
@@ -265,6 +265,6 @@ impl ClusterBackend {
         outputs.resize(place.local_ranks().len(), Address::host(std::ptr::null()));
         let lens = |from: usize| wave.get(from).map_or(0, |rank| piece_len(*rank));
         // SAFETY: the caller's promise.
-        unsafe { self.gather_on_host(lens, piece.as_ptr(), &outputs, request.deadline) }
+        unsafe { self.gather_on_host(lens, piece.as_ptr(), &outputs, request) }
     }
 }

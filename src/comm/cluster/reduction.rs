@@ -338,9 +338,8 @@ impl ClusterBackend {
         let outputs: Vec<Address> =
             (0..locals.len()).map(|from| Address::host(given.as_mut_ptr().wrapping_add(from * own_len))).collect();
         let len = |_: usize, to: usize| lens[to];
-        let deadline = reduction.request.deadline;
         // SAFETY: the inputs have as many bytes for each folder, and the output for each rank.
-        unsafe { self.run_uneven_on_host(Collective::AllToAll, len, &inputs, &outputs, deadline)? };
+        unsafe { self.run_uneven_on_host(Collective::AllToAll, len, &inputs, &outputs, reduction.request)? };
         Ok(Some((given, own_len)))
     }
 
@@ -415,6 +414,6 @@ impl ClusterBackend {
         let len_of =
             |from: usize| reduction.slices_of(round, locals[from]).map(|slice| reduction.byte_len(slice)).sum();
         // SAFETY: the caller's promise: the output holds the slices of all folders.
-        unsafe { self.gather_on_host(len_of, own.as_ptr(), &outputs, deadline) }
+        unsafe { self.gather_on_host(len_of, own.as_ptr(), &outputs, reduction.request) }
     }
 }

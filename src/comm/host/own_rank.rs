@@ -50,8 +50,10 @@ impl OwnRank {
     /// Ends the communicator because of an error of this rank; the other ranks get the reason.
     /// Returns the first such error.
     pub(super) fn end(&self, error: &Error, reason: &str) -> &Error {
+        // First this rank's own, so that its other threads do not take it for another rank's.
+        let first = self.ended.get_or_init(|| error.clone());
         self.segment.domain.abort(error.kind(), self.name(), reason);
-        self.ended.get_or_init(|| error.clone())
+        first
     }
 
     /// Compares the collectives in which this rank only gave. Its peers may be ranks that only gave

@@ -65,7 +65,7 @@ test_of_two_ranks!(a_stream_lives_until_its_work_has_ended, |on: OnRank| {
 });
 
 test_of_two_ranks!(the_default_stream_needs_no_events, |on: OnRank| {
-    let context = CudaContext::new(on.rank())?;
+    let context = CudaContext::new(on.cuda.context().ordinal())?;
     let cuda = context.default_stream();
     let stream = CudarcStream::new(&cuda)?;
     assert!(!context.is_managing_stream_synchronization());

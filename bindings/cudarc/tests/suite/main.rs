@@ -13,6 +13,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaStream};
 use distcollective::collective::Collective;
 use distcollective::comm::BackendKind;
+use distcollective::tensor::MemorySpace;
 use distcollective::{Communicator, Rank, ReduceOperation};
 use distcollective_cudarc::CudarcStream;
 use fake_gpu::{Variant, library_dir};
@@ -79,7 +80,8 @@ fn run_two_ranks(name: &str, body: fn(OnRank) -> AnyResult) {
 }
 
 fn on_rank(communicator: Communicator) -> AnyResult<OnRank> {
-    let cuda = CudaContext::new(communicator.rank().index())?.new_stream()?;
+    let MemorySpace::Cuda(ordinal) = communicator.space() else { panic!("the communicator is not on a GPU") };
+    let cuda = CudaContext::new(ordinal as usize)?.new_stream()?;
     let stream = CudarcStream::new(&cuda)?;
     Ok(OnRank { communicator, cuda, stream })
 }

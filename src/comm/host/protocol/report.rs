@@ -42,6 +42,14 @@ impl Report<'_> {
         format!("{call} ({})", place_of(call.purpose.is_counted(), self.number))
     }
 
+    /// Says what an error of this rank is about.
+    fn about(&self, error: Error) -> Error {
+        match self.request.explain {
+            Some(explain) => explain(error),
+            None => error.about(|| self.call()),
+        }
+    }
+
     /// Whether a peer has posted another call than this rank.
     fn differs(&self, peer: GroupRank) -> bool {
         let signature = |rank| self.segment.slot(rank).call_header(self.sequence).map(CallHeader::signature);
@@ -81,7 +89,6 @@ impl Report<'_> {
     /// The error of a wait for `milestone`.
     pub(crate) fn error(&self, error: WaitError, milestone: Milestone) -> Error {
         let segment = self.segment;
-        let what = self.call();
         match error {
             WaitError::Aborted(reason) => reason,
             // A rank may be missing because ranks made different calls.
@@ -94,18 +101,18 @@ impl Report<'_> {
                     true => "arrived, but did not finish moving the elements",
                     false => "did not arrive",
                 };
-                error!(DeadlineExceeded, "{what}: {late} {problem} before the deadline")
+                self.about(error!(DeadlineExceeded, "{late} {problem} before the deadline"))
             }
             WaitError::Stopped(Stopped::Interrupted(interrupted)) => {
                 let missing = self.list(self.missing(milestone));
-                error!(Interrupted, "{what}: {interrupted} while it waited for {missing}")
+                self.about(error!(Interrupted, "{interrupted} while it waited for {missing}"))
             }
             WaitError::PeerLost => {
                 let gone: Vec<_> = self.missing(milestone).filter(|peer| segment.is_gone(*peer)).collect();
                 let how = segment.how_gone(&gone);
-                let lost = error!(PeerLost, "{what}: {} {how} while this rank waited", self.list(gone.into_iter()));
+                let lost = error!(PeerLost, "{} {how} while this rank waited", self.list(gone.into_iter()));
                 // A rank that fails meanwhile aborts before it leaves. Its reason does not name it.
-                segment.domain.check().err().unwrap_or(lost)
+                segment.domain.check().err().unwrap_or_else(|| self.about(lost))
             }
         }
     }
@@ -113,8 +120,7 @@ impl Report<'_> {
     /// The error of a rank that is stopped while it moves elements.
     pub(crate) fn stopped(&self, stopped: Stopped, moved: usize) -> Error {
         let late = "this rank did not finish moving the elements before the deadline; it had moved";
-        let error = stopped.error("while it moved the elements", format_args!("{late} {} MiB", moved >> 20));
-        Error::new(error.kind(), format!("{}: {error}", self.call()))
+        self.about(stopped.error("while it moved the elements", format_args!("{late} {} MiB", moved >> 20)))
     }
 
     /// The warning about a wait that has lasted `seconds`.
