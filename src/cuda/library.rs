@@ -1,6 +1,7 @@
 //! C libraries that are loaded at the first use. Each is bound by a table of the functions that
 //! this crate calls, so that no other crate's choice of linking or of a version matters.
 
+use std::ffi::c_char;
 use std::mem::ManuallyDrop;
 
 use libloading::Library;
@@ -10,6 +11,10 @@ use crate::error::{Result, error};
 /// What a function returns if its library is not loaded or lacks it.
 pub(crate) trait Unloaded {
     const UNLOADED: Self;
+}
+
+impl Unloaded for *const c_char {
+    const UNLOADED: Self = c"it is not loaded".as_ptr();
 }
 
 /// Declares functions of a C library as unsafe functions of this module, `load`, which looks all of

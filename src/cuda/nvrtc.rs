@@ -166,10 +166,6 @@ mod sys {
         const UNLOADED: Self = nvrtcResult::NVRTC_ERROR_INTERNAL_ERROR;
     }
 
-    impl Unloaded for *const c_char {
-        const UNLOADED: Self = c"it is not loaded".as_ptr();
-    }
-
     functions! {
         fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> nvrtcResult;
         fn nvrtcGetErrorString(result: nvrtcResult) -> *const c_char;

@@ -66,16 +66,21 @@ impl RankGpu {
 }
 
 /// What all ranks conclude.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AgreedSetup {
     /// Never [`BackendKind::Auto`].
     pub(super) backend: BackendKind,
-    pub(super) is_one_machine: bool,
+    /// The number of each rank's machine, counted in the order of their first ranks.
+    pub(super) machines: Box<[u32]>,
     /// Rank 0's.
     pub(super) seed: u64,
 }
 
 impl AgreedSetup {
+    pub(super) fn is_one_machine(&self) -> bool {
+        is_one(&self.machines)
+    }
+
     /// Concludes the same on every rank from what all ranks told. If the backend cannot be used,
     /// the error names the ranks and the reasons.
     pub(super) fn of_ranks(infos: &[RankInfo]) -> Result<Self> {
@@ -99,19 +104,17 @@ impl AgreedSetup {
             event!(WARN, "{warning}");
         }
         let first = &infos[0];
-        let elsewhere = ranks_that(&|info| info.machine != first.machine);
-        let is_one_machine = elsewhere.is_empty();
-        let without_gpus = if is_one_machine { BackendKind::Host } else { BackendKind::Ucx };
+        let machines = machines_of(infos);
+        let without_gpus = if is_one(&machines) { BackendKind::Host } else { BackendKind::Ucx };
         let backend = match (first.wanted, obstacle_to_nccl(infos)) {
             (BackendKind::Nccl | BackendKind::Auto, None) => BackendKind::Nccl,
-            (BackendKind::Nccl, Some(obstacle)) => bail!(
-                Unsupported,
-                "NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine without GPUs"
-            ),
+            (BackendKind::Nccl, Some(obstacle)) => {
+                bail!(Unsupported, "NCCL cannot be used: {obstacle}; the backend \"host\" does the same without GPUs")
+            }
             (BackendKind::Auto, Some(obstacle)) if infos.iter().any(RankInfo::has_fault) => bail!(
                 Unsupported,
-                "there are GPUs, and NCCL cannot be used: {obstacle}; the backend \"host\" does the same on one machine \
-                 without GPUs"
+                "there are GPUs, and NCCL cannot be used: {obstacle}; the backend \"host\" does the same without \
+                 GPUs"
             ),
             (BackendKind::Auto, Some(obstacle)) => {
                 let text = format!("the host backend is used, because NCCL cannot be: {obstacle}");
@@ -124,18 +127,18 @@ impl AgreedSetup {
             (BackendKind::Host, _) => without_gpus,
             (BackendKind::Ucx, _) => BackendKind::Ucx,
         };
-        Ok(AgreedSetup { backend, is_one_machine, seed: first.seed })
+        Ok(AgreedSetup { backend, machines, seed: first.seed })
     }
 
     /// The addresses of all ranks on several machines, of which each has told its own, or why it
     /// has none.
-    pub(super) fn addresses(infos: &[RankInfo], told: Vec<Result<Vec<u8>, String>>) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn addresses(&self, told: Vec<Result<Vec<u8>, String>>) -> Result<Vec<Vec<u8>>> {
         let reasons =
             told.iter().enumerate().filter_map(|(rank, told)| Some((told.as_ref().err()?.as_str(), rank as u32)));
         match by_reason(reasons) {
             None => Ok(told.into_iter().flatten().collect()),
             Some(reasons) => {
-                let machines = machines_of(infos).iter().max().map_or(0, |last| *last as usize + 1);
+                let machines = self.machines.iter().max().map_or(0, |last| *last as usize + 1);
                 bail!(
                     Unsupported,
                     "the ranks are on {}, between which UCX moves the elements, and UCX cannot be used: {reasons}",
@@ -146,8 +149,12 @@ impl AgreedSetup {
     }
 }
 
+fn is_one(machines: &[u32]) -> bool {
+    machines.iter().all(|machine| *machine == 0)
+}
+
 /// The number of each rank's machine, counted in the order of their first ranks.
-pub(super) fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
+fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
     let mut numbers = BTreeMap::new();
     let number_of = |machine| {
         let next = numbers.len() as u32;
@@ -318,7 +325,8 @@ mod tests {
         let infos = [there.clone(), of(BackendKind::Host), there];
         assert_eq!((result_of(&infos).as_str(), &*machines_of(&infos)), ("Ucx, 5", &[0, 1, 0][..]));
         let lacking = |reason: &str| Err(reason.to_owned());
-        let error = AgreedSetup::addresses(&infos, vec![lacking("no UCX"), Ok(vec![7]), lacking("no UCX")]);
+        let setup = AgreedSetup::of_ranks(&infos).expect("UCX");
+        let error = setup.addresses(vec![lacking("no UCX"), Ok(vec![7]), lacking("no UCX")]);
         assert_eq!(
             error.expect_err("two ranks have none").to_string(),
             "the ranks are on 2 machines, between which UCX moves the elements, and UCX cannot be used: ranks 0 and 2: no UCX"
@@ -339,16 +347,16 @@ mod tests {
         assert_eq!(
             result_of(&[of(BackendKind::Auto), RankInfo { gpu: Err(ill), ..of(BackendKind::Auto) }]),
             "there are GPUs, and NCCL cannot be used: rank 0: there is no GPU; rank 1: there is no NCCL; the backend \"host\" \
-             does the same on one machine without GPUs"
+             does the same without GPUs"
         );
         assert_eq!(
             result_of(&[of(BackendKind::Nccl), one.clone(), of(BackendKind::Nccl)]),
-            "NCCL cannot be used: ranks 0 and 2: there is no GPU; the backend \"host\" does the same on one machine without GPUs"
+            "NCCL cannot be used: ranks 0 and 2: there is no GPU; the backend \"host\" does the same without GPUs"
         );
         assert_eq!(
             result_of(&[one.clone(), one]),
             "NCCL cannot be used: ranks 0 and 1 are both on GPU 01, and NCCL has one rank a GPU; from 2.30 on several share it \
-             with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same on one machine without GPUs"
+             with NCCL_MULTI_RANK_GPU_ENABLE=1; the backend \"host\" does the same without GPUs"
         );
         let shared =
             RankInfo { gpu: Ok(RankGpu { bus_id: "01".to_owned(), is_shareable: true }), ..of(BackendKind::Nccl) };

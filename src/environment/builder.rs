@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use super::agreement::{AgreedSetup, RankInfo, machines_of};
+use super::agreement::{AgreedSetup, RankInfo};
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::groups::NamedGroups;
 use super::held_port::HeldPort;
@@ -180,7 +180,7 @@ impl EnvironmentBuilder {
         let line = Location::caller();
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
-        let discovery = discover(&self.given, &System::this())?;
+        let mut discovery = discover(&self.given, &System::this())?;
         warn_of_mistyped_settings();
         let timeout = match self.timeout {
             Some(timeout) => timeout,
@@ -191,7 +191,8 @@ impl EnvironmentBuilder {
         let report = LaunchReport::begin(&discovery, deadline);
         let job = format!("environment {} of {}", only_one.generation(), discovery.job);
         let connected = self.connect(&discovery, &job, deadline).map_err(|e| e.on_rank(discovery.rank));
-        let (communicator, AgreedSetup { seed, .. }) = connected?;
+        let (communicator, AgreedSetup { seed, machines, .. }) = connected?;
+        discovery.derive_local_numbers(&machines);
         let communicator = communicator.with_timeout(timeout);
         report.met();
         only_one.count(&communicator);
@@ -223,7 +224,7 @@ impl EnvironmentBuilder {
         let info = RankInfo::of_this_process(self.backend, self.seed.unwrap_or(DEFAULT_SEED), ordinal, local_rank);
         let endpoint = match &discovery.rendezvous {
             None => {
-                let host = connect_host(job)?;
+                let host = connect_host(job).map_err(|error| discovery.explain_late(error))?;
                 let agreement = AgreedSetup::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
                 match agreement.backend {
                     BackendKind::Host => return Ok((host, agreement)),
@@ -256,12 +257,12 @@ impl EnvironmentBuilder {
             let link = ucx_link(rank, world_size);
             let told = link.as_ref().map(|(_, address)| address.clone()).map_err(ToString::to_string);
             let told = exchange(&told, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
-            let addresses = AgreedSetup::addresses(&infos, told)?;
-            let machines = machines_of(&infos);
+            let addresses = agreement.addresses(told)?;
+            let machines = agreement.machines.clone();
             let communicator = connect_machines(link?.0, &job, rank, machines, &addresses, deadline)?;
             return Ok((communicator, agreement));
         }
-        let host = agreement.is_one_machine.then(|| connect_host(&job)).transpose()?;
+        let host = agreement.is_one_machine().then(|| connect_host(&job)).transpose()?;
         let communicator = match (agreement.backend, host) {
             (BackendKind::Host, Some(host)) => host,
             (_, host) => {

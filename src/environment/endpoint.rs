@@ -37,7 +37,7 @@ pub(super) fn default_port(master_port: u16) -> u16 {
 }
 
 /// A host without the brackets that an IPv6 address may have.
-fn without_brackets(host: &str) -> &str {
+pub(super) fn without_brackets(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 

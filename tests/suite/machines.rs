@@ -38,7 +38,10 @@ pub fn play(role: &str, quarter: usize) -> Result<()> {
             uneven::forms_match(communicator, Place::Own, &Stream::inline(), 100);
             communicator.monitored_barrier(DEADLINE)?;
         }
-        "network" => network(communicator)?,
+        "network" => {
+            check_local_numbers(&environment)?;
+            network(communicator)?;
+        }
         "sum until told" => {
             println!("ready");
             let error =
@@ -69,6 +72,18 @@ pub fn play(role: &str, quarter: usize) -> Result<()> {
         other => crate::messages::play(other, communicator),
     }
     environment.finalize()
+}
+
+/// No variable gives the local numbers, so they are counted.
+fn check_local_numbers(environment: &Environment) -> Result<()> {
+    let communicator = environment.communicator();
+    let own = std::env::var("DCL_HOST_ID").expect("a machine").as_bytes()[0];
+    let mut machines = vec![0; communicator.world_size() as usize];
+    communicator.all_gather(&[own], &mut machines)?;
+    let count = |machines: &[u8]| machines.iter().filter(|machine| **machine == own).count() as u32;
+    let before = &machines[..communicator.rank().index()];
+    assert_eq!([environment.local_rank(), environment.local_world_size()], [before, &machines].map(count));
+    Ok(())
 }
 
 /// A sum over all ranks of what pairs have gathered, in a context.
@@ -121,9 +136,7 @@ fn start(role: &str, machines: &[&str], quarter: usize) -> Vec<Child> {
         let role = Role { name: &name, job: &job, world_size, first_rank: 0, local_ranks: 1, quarter };
         command(&role)
             .envs([("MASTER_ADDR", "127.0.0.1"), ("DCL_HOST_ID", machine), ("UCX_TLS", "tcp,self")])
-            .envs(
-                [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", machines.len())].map(|(n, v)| (n, v.to_string())),
-            )
+            .envs([("RANK", rank), ("WORLD_SIZE", machines.len())].map(|(n, v)| (n, v.to_string())))
             .envs([("MASTER_PORT", port.to_string()), ("DCL_JOB_ID", job.clone())])
             .stdin(Stdio::piped())
             .spawn()
@@ -163,7 +176,7 @@ fn messages_pass_between_machines() {
 
 #[test]
 fn a_network_runs_on_several_machines() {
-    succeed(("network", &["a", "a", "b", "b"]), 0);
+    succeed(("network", &["a", "b", "a", "b"]), 0);
 }
 
 #[test]

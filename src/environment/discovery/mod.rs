@@ -56,6 +56,32 @@ pub(super) struct Discovery {
     pub(super) sources: BTreeMap<&'static str, String>,
 }
 
+/// The source of a local number that no variable gives. Until the ranks have met, all seem to be on
+/// one machine.
+const DERIVED: &str = "derived from the ranks' machines";
+
+impl Discovery {
+    /// Counts this machine's ranks, where no variable does. `machines` has each rank's.
+    pub(super) fn derive_local_numbers(&mut self, machines: &[u32]) {
+        let own = self.rank.index();
+        let is_derived = |what| self.sources.get(what).is_some_and(|source| source == DERIVED);
+        let count = |ranks: &[u32]| ranks.iter().filter(|machine| **machine == machines[own]).count() as u32;
+        let [rank, size] = ["local_rank", "local_world_size"].map(is_derived);
+        self.local_rank = if rank { count(&machines[..own]) } else { self.local_rank };
+        self.local_world_size = if size { count(machines) } else { self.local_world_size };
+    }
+
+    /// Adds to the error of ranks that have not met what the cause may be.
+    pub(super) fn explain_late(&self, error: Error) -> Error {
+        match error.kind() == ErrorKind::DeadlineExceeded && self.master_port.is_some() {
+            true => error.followed_by(
+                "; MASTER_ADDR is the loopback of each machine: ranks on several machines need an address of rank 0's",
+            ),
+            false => error,
+        }
+    }
+}
+
 /// Every variable that is read.
 pub(crate) fn variable_names() -> impl Iterator<Item = &'static str> {
     let of_launcher = |v: &'static LauncherVariables| {
@@ -134,7 +160,7 @@ pub(super) fn discover(given: &CallerValues, system: &System) -> Result<Discover
     let (rank, world_size) = (rank.unwrap_or(0), world_size.unwrap_or(1));
     let mut derived = |what: &'static str, value: Option<u32>, default: u32| {
         value.unwrap_or_else(|| {
-            search.sources.insert(what, "derived: all ranks on one machine".to_owned());
+            search.sources.insert(what, DERIVED.to_owned());
             default
         })
     };

@@ -22,7 +22,7 @@ use std::time::Instant;
 use exchange::RendezvousMessage;
 
 use super::endpoint::Endpoint;
-use crate::error::{Error, Result, bail, error};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
     Channel, EndReason, Frame, Key, Listener, Participant, PeerGathering, WireMessage, random_text, send_end,
 };
@@ -113,7 +113,13 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
         subject: String::new(),
         destination: format!(" to {endpoint}"),
     };
-    let mut channels: Vec<Channel> = gathering.run()?.into_iter().map(|member| member.channel).collect();
+    let gathered = gathering.run().map_err(|error| match endpoint {
+        Endpoint::Tcp { host, .. } if error.kind() == ErrorKind::DeadlineExceeded && tcp::is_elsewhere(host) => {
+            error.followed_by(&format!("; {host} is no address of this machine, where rank 0 is"))
+        }
+        _ => error,
+    });
+    let mut channels: Vec<Channel> = gathered?.into_iter().map(|member| member.channel).collect();
     // From here on the kernel refuses connections of processes that come too late, and the file is
     // gone.
     drop((listener, announcement));
@@ -147,7 +153,7 @@ impl From<std::io::Error> for AttemptError {
 
 /// The error of a rank that `rank` told that it ends the rendezvous.
 fn ended(end: EndReason, rank: u32) -> Error {
-    let kind = end.cause.kind(crate::error::ErrorKind::PeerLost);
+    let kind = end.cause.kind(ErrorKind::PeerLost);
     match rank {
         // Rank 0 says on which rank the error was.
         0 => Error::new(kind, end.reason),

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use crate::environment::endpoint::{attempt_until, is_loopback, resolve};
+use crate::environment::endpoint::{attempt_until, is_loopback, resolve, without_brackets};
 use crate::error::{Result, error};
 use crate::handshake::{Channel, wait};
 use crate::util::wait::Wait;
@@ -33,6 +33,13 @@ pub(super) fn listen(host: &str, port: u16, deadline: Instant) -> Result<TcpList
     let only_v4 = !found.is_empty() && found.iter().all(SocketAddr::is_ipv4);
     let any = ANY.into_iter().filter(|ip| ip.is_ipv4() || !only_v4);
     listen_at_first(own.chain(any), port)
+}
+
+/// Whether a host is given by an address that this machine does not have.
+pub(super) fn is_elsewhere(host: &str) -> bool {
+    let address = without_brackets(host).parse::<IpAddr>();
+    let bind = |address| TcpListener::bind((address, 0));
+    address.is_ok_and(|address| bind(address).is_err_and(|e| e.kind() == ErrorKind::AddrNotAvailable))
 }
 
 pub(super) fn listen_at_first(addresses: impl IntoIterator<Item = IpAddr>, port: u16) -> Result<TcpListener> {

@@ -239,6 +239,14 @@ fn missing_ranks_are_named() {
     assert!(message.starts_with(&begin) && message.contains("refused"), "{message}");
 }
 
+#[test]
+fn rank_0_on_the_wrong_machine_is_told() {
+    // An address that is reserved for documentation.
+    let endpoint = Endpoint::Tcp { host: "192.0.2.1".to_owned(), port: Port::free().number };
+    let (_, text) = error_of(Rendezvous::join(&endpoint, &Participant { deadline: shortly(), ..participant(0, 2) }));
+    assert!(text.ends_with("before the deadline; 192.0.2.1 is no address of this machine, where rank 0 is"), "{text}");
+}
+
 /// Copies, as a forked process has them, of this process's connections to the port.
 fn copies_of_connections_to(port: u16) -> Vec<OwnedFd> {
     let numbers = std::fs::read_dir("/proc/self/fd").expect("/proc");

@@ -5,7 +5,7 @@
 mod sys;
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI8, AtomicUsize, Ordering};
@@ -66,10 +66,12 @@ pub(crate) fn version() -> Result<(i32, i32)> {
 }
 
 fn check(what: &str, status: ucs_status_t) -> Result<()> {
-    match status {
-        ucs_status_t::UCS_OK => Ok(()),
-        ucs_status_t(number) => bail!(System, "{what}: UCX gives status {number}"),
+    if status == ucs_status_t::UCS_OK {
+        return Ok(());
     }
+    // SAFETY: it gives null, or a text that stays.
+    let text = unsafe { sys::ucs_status_string(status).as_ref().map(|first| CStr::from_ptr(first)) };
+    bail!(System, "{what}: {} ({})", text.unwrap_or_default().to_string_lossy(), status.0)
 }
 
 const PLAIN: ucp_request_param_t = ucp_request_param_t { op_attr_mask: 0, flags: 0, unused: [0; 15] };
@@ -184,7 +186,15 @@ impl UcxLink {
                 // SAFETY: the address is one that a worker gave. The argument of the handler lives
                 // longer than the endpoint.
                 let made = unsafe { sys::ucp_ep_create(locked.worker, &params, &mut endpoint) };
-                check(&format!("no connection with rank {}: ucp_ep_create", locked.endpoints.len()), made)?;
+                let rank = locked.endpoints.len();
+                if made == ucs_status_t::UCS_ERR_UNREACHABLE {
+                    bail!(
+                        System,
+                        "UCX has no network between this rank's machine and rank {rank}'s: `ucx_info -d` lists what it has \
+                         on each; UCX_NET_DEVICES and UCX_TLS choose among them"
+                    );
+                }
+                check(&format!("no connection with rank {rank}: ucp_ep_create"), made)?;
             }
             locked.endpoints.push(endpoint);
         }

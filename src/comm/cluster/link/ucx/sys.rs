@@ -24,6 +24,7 @@ pub(super) struct ucs_status_t(pub(super) i8);
 impl ucs_status_t {
     pub(super) const UCS_OK: Self = ucs_status_t(0);
     pub(super) const UCS_INPROGRESS: Self = ucs_status_t(1);
+    pub(super) const UCS_ERR_UNREACHABLE: Self = ucs_status_t(-6);
     pub(super) const UCS_ERR_NOT_IMPLEMENTED: Self = ucs_status_t(-8);
     pub(super) const UCS_ERR_BUSY: Self = ucs_status_t(-15);
 }
@@ -123,6 +124,7 @@ pub(super) struct ucp_tag_recv_info_t {
 }
 
 functions! {
+    fn ucs_status_string(status: ucs_status_t) -> *const c_char;
     fn ucp_get_version(major: *mut c_uint, minor: *mut c_uint, release: *mut c_uint) -> ();
     fn ucp_config_read(prefix: *const c_char, file: *const c_char, config: *mut ucp_config_h) -> ucs_status_t;
     fn ucp_config_release(config: ucp_config_h) -> ();
