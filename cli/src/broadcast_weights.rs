@@ -11,7 +11,7 @@ use distcollective::{Communicator, TensorDict};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use crate::output::{fail, print};
+use crate::output::{Ended, Failure, print, print_json};
 use crate::{names, progress, rank_files};
 
 /// Broadcasts the tensors of a safetensors file from rank 0 to all ranks, each a thread.
@@ -45,14 +45,14 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    match run_ranks(arguments) {
-        Ok(summary) => {
-            print(if arguments.json { format!("{summary}\n") } else { sentence(&summary) });
-            ExitCode::SUCCESS
-        }
-        Err(text) => fail(text),
+pub fn run(arguments: &Arguments) -> Ended {
+    crate::check_alone("broadcast-weights")?;
+    let summary = run_ranks(arguments)?;
+    match arguments.json {
+        true => print_json("distcollective.broadcast-weights/1", summary),
+        false => print(sentence(&summary)),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `2 ranks have 300 tensors of 2147483648 bytes after 0.412 s`.
@@ -61,25 +61,25 @@ fn sentence(summary: &Value) -> String {
         Some(1) => format!("1 {noun}"),
         count => format!("{} {noun}s", count.unwrap_or_default()),
     };
-    let verb = if summary["ranks"] == 1 { "has" } else { "have" };
+    let verb = if summary["world_size"] == 1 { "has" } else { "have" };
     let seconds = summary["seconds"].as_f64().unwrap_or_default();
     format!(
         "{} {verb} {} of {} after {seconds:.3} s\n",
-        count("ranks", "rank"),
-        count("tensors", "tensor"),
-        count("bytes", "byte")
+        count("world_size", "rank"),
+        count("tensor_count", "tensor"),
+        count("tensor_bytes", "byte")
     )
 }
 
-fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
+fn run_ranks(arguments: &Arguments) -> Result<Value, Failure> {
     let n = arguments.n;
     let outputs = arguments.output.as_ref().map(|pattern| rank_files::of_ranks("--output", pattern, n)).transpose()?;
-    let backend = arguments.backend.resolve(n).map_err(|e| e.to_string())?;
-    let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
+    let backend = arguments.backend.resolve(n)?;
+    let timeout = crate::timeout(arguments.timeout)?;
     let model = std::slice::from_ref(&arguments.model);
     outputs.as_ref().map_or(Ok(()), |outputs| rank_files::check_apart(model, outputs))?;
     // SAFETY: the help says that nothing may change the file. This program does not.
-    let model = unsafe { TensorDict::map(&arguments.model) }.map_err(|e| e.to_string())?;
+    let model = unsafe { TensorDict::map(&arguments.model) }?;
     let (tensors, bytes) = (model.len(), model.byte_len());
     let builder = Communicator::builder().backend(backend).timeout(timeout);
     let bar = progress::bar("broadcasting", bytes);
@@ -92,7 +92,7 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
         communicator.broadcast_tensor_dict(&mut dict, &options(arguments.shared, rank == n - 1, rank == 0, &bar))?;
         Ok((start.elapsed().as_secs_f64(), dict))
     };
-    let received = builder.spawn(n, receive).map_err(|e| e.to_string())?;
+    let received = builder.spawn(n, receive)?;
     let (seconds, dicts): (Vec<f64>, Vec<_>) = received.into_iter().unzip();
     bar.finish_and_clear();
     if let Some(outputs) = &outputs {
@@ -101,10 +101,10 @@ fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
     let outputs: Option<Vec<_>> = outputs.map(|files| files.iter().map(|file| shown(file)).collect());
     Ok(json!({
         "file": shown(&arguments.model),
-        "ranks": n,
+        "world_size": n,
         "backend": backend.name(),
-        "tensors": tensors,
-        "bytes": bytes,
+        "tensor_count": tensors,
+        "tensor_bytes": bytes,
         "seconds": seconds.into_iter().fold(0.0, f64::max),
         "outputs": outputs,
     }))
@@ -121,10 +121,10 @@ fn options(shared: bool, is_last: bool, is_source: bool, bar: &ProgressBar) -> B
 }
 
 /// Writes the dictionaries of all ranks, after all have succeeded.
-fn write(files: &[PathBuf], dicts: &[TensorDict]) -> Result<(), String> {
+fn write(files: &[PathBuf], dicts: &[TensorDict]) -> distcollective::Result<()> {
     let bar = progress::bar("writing", dicts.iter().map(TensorDict::byte_len).sum());
     files.iter().zip(dicts).try_for_each(|(file, dict)| {
-        dict.save(file).map_err(|e| e.to_string())?;
+        dict.save(file)?;
         bar.inc(dict.byte_len());
         Ok(())
     })

@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use distcollective::Environment;
 use distcollective::comm::BackendKind;
 use distcollective::tensor::MemorySpace;
-use distcollective::{Environment, Result};
 use serde_json::{Map, Value, json};
 
 use crate::names;
-use crate::output::{fail, print};
+use crate::output::{Ended, print, print_json};
 
 /// Initializes the environment as any program would, and shows each value and the variable that it
 /// came from.
@@ -31,13 +31,6 @@ pub struct Arguments {
     seed: u64,
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    match initialize(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(error),
-    }
-}
-
 /// `cpu`, or `cuda:0` as PyTorch has it.
 fn device(environment: &Environment) -> String {
     match environment.device() {
@@ -47,7 +40,7 @@ fn device(environment: &Environment) -> String {
 }
 
 /// Initializes the environment, prints it and finalizes it.
-fn initialize(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &Arguments) -> Ended {
     let environment = Environment::builder()
         .timeout(crate::timeout(arguments.timeout)?)
         .seed(arguments.seed)
@@ -63,11 +56,16 @@ fn initialize(arguments: &Arguments) -> Result<()> {
         "launcher": environment.launcher().name(),
         "backend": environment.backend().name(),
         "device": device(&environment),
-        "seed": environment.seed(),
+        // As text, since many readers round large numbers.
+        "seed": environment.seed().to_string(),
         "sources": sources,
     });
-    print(if arguments.json { format!("{found}\n") } else { rows(&found, &sources) });
-    environment.finalize()
+    match arguments.json {
+        true => print_json("distcollective.env/1", found),
+        false => print(rows(&found, &sources)),
+    }
+    environment.finalize()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A row for each value, with the variable that it came from.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::ValueHint;
 use distcollective::engine::Inspection;
 
-use crate::output::{fail, print};
+use crate::output::{Ended, print, print_json};
 
 /// Shows what a plan consists of: tensors, layers in the order in which they run, memory, warnings.
 ///
@@ -28,22 +28,12 @@ pub struct Arguments {
     dot: bool,
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let inspection = match Inspection::of_plan(&arguments.plan) {
-        Ok(inspection) => inspection,
-        Err(error) => return fail(error),
-    };
-    print(match arguments {
-        Arguments { json: true, .. } => format!("{}\n", in_ascii(&inspection.to_json().to_string())),
-        Arguments { dot: true, .. } => inspection.to_dot(),
-        _ => inspection.to_string(),
-    });
-    ExitCode::SUCCESS
-}
-
-/// The same JSON in ASCII: all other characters are in its texts, where they can be escaped. A plan
-/// may come from anyone, and characters can steer a terminal.
-fn in_ascii(json: &str) -> String {
-    let escaped = |c: char| c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect();
-    json.chars().map(|c| if c.is_ascii() { c.to_string() } else { escaped(c) }).collect()
+pub fn run(arguments: &Arguments) -> Ended {
+    let inspection = Inspection::of_plan(&arguments.plan)?;
+    match arguments {
+        Arguments { json: true, .. } => print_json("distcollective.inspect/1", inspection.to_json()),
+        Arguments { dot: true, .. } => print(inspection.to_dot()),
+        _ => print(inspection.to_string()),
+    }
+    Ok(ExitCode::SUCCESS)
 }

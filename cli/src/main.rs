@@ -14,11 +14,15 @@ mod plot;
 mod progress;
 mod rank_files;
 mod run;
+mod schema;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use distcollective::Environment;
+use distcollective::environment::Launcher;
+use output::Failure;
 
 /// Starts ranks, runs and measures collectives between them, and examines this machine.
 ///
@@ -40,6 +44,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Env(env::Arguments),
     Doctor(doctor::Arguments),
+    Schema(schema::Arguments),
     Completions(manual::Completions),
     Man(manual::Manual),
 }
@@ -59,6 +64,32 @@ fn timeout(option: Option<Duration>) -> distcollective::Result<Duration> {
     }
 }
 
+/// Checks that no launcher started this process beside others, for a command that runs all ranks
+/// itself and writes their files.
+fn check_alone(command: &str) -> Result<(), Failure> {
+    let Some(launcher) = Environment::detect_launcher() else { return Ok(()) };
+    let place = match Environment::detect_rank() {
+        Ok((_, 1)) => return Ok(()),
+        Ok((rank, world_size)) => format!("as rank {rank} of {world_size}"),
+        // A script of sbatch has the allocation's variables.
+        Err(_) if launcher == Launcher::Slurm => return Ok(()),
+        Err(error) => format!("({error})"),
+    };
+    Err(Failure::usage(format!(
+        "{command} runs all ranks itself, and {launcher} started this process {place}; start it once, without the \
+         launcher"
+    )))
+}
+
+/// The program's command line. The help of each command lists its exit codes.
+fn program() -> clap::Command {
+    let with_exit_codes = |command: clap::Command| match command.get_name() {
+        "launch" => command.after_long_help(launch::EXIT_STATUS),
+        _ => command.after_long_help(output::EXIT_STATUS),
+    };
+    with_exit_codes(Arguments::command()).mut_subcommands(with_exit_codes)
+}
+
 /// Undoes an ignored SIGCHLD, which a program inherits from the one that starts it. While it is
 /// ignored, the exit codes of children are lost.
 fn notice_children() {
@@ -68,7 +99,7 @@ fn notice_children() {
 
 fn main() -> ExitCode {
     notice_children();
-    match output::parse::<Arguments>().command {
+    let ended = match output::parse::<Arguments>(program()).command {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
@@ -77,7 +108,9 @@ fn main() -> ExitCode {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Completions(arguments) => manual::complete(&arguments, Arguments::command()),
-        Command::Man(arguments) => manual::write_manual(&arguments, Arguments::command()),
-    }
+        Command::Schema(arguments) => schema::run(&arguments),
+        Command::Completions(arguments) => manual::complete(&arguments, program()),
+        Command::Man(arguments) => manual::write_manual(&arguments, program()),
+    };
+    ended.unwrap_or_else(Failure::tell)
 }

@@ -11,7 +11,7 @@ use distcollective::{Error, ErrorKind, Result};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::output::fail;
+use crate::output::Ended;
 
 /// Draws times over sizes: a chart for each operation and number of ranks, with a line for each
 /// label.
@@ -29,12 +29,13 @@ pub struct Arguments {
     points: Vec<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let drawn = read_points(&arguments.points).and_then(|points| match points.is_empty() {
-        true => Err(Error::new(ErrorKind::InvalidArgument, "the files have no points")),
-        false => Plot::new(arguments.svg.clone(), &[])?.draw(points),
-    });
-    drawn.map_or_else(fail, |()| ExitCode::SUCCESS)
+pub fn run(arguments: &Arguments) -> Ended {
+    let points = read_points(&arguments.points)?;
+    if points.is_empty() {
+        return Err("the files have no points".into());
+    }
+    Plot::new(arguments.svg.clone(), &[])?.draw(points)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The time of one operation on one size. As text it is a line of comma-separated values: label,

@@ -7,13 +7,13 @@ use std::time::Duration;
 use clap::ValueHint;
 use distcollective::collective::{GroupRank, Partition};
 use distcollective::comm::BackendKind;
-use distcollective::tensor::{TensorView, TensorViewMut};
+use distcollective::tensor::{Dims, TensorView, TensorViewMut};
 use distcollective::{
     Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Groups, Rank, ReduceOperation, Root,
 };
 use serde_json::{Value, json};
 
-use crate::output::{fail, print};
+use crate::output::{Ended, Failure, print_json};
 use crate::{names, npy, progress, rank_files};
 
 /// Runs one DistCollective layer on `.npy` files, each rank a thread.
@@ -78,30 +78,27 @@ fn groups(text: &str) -> Result<Groups, String> {
     Ok(groups)
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    match run_ranks(arguments) {
-        Ok(summary) => {
-            if arguments.json {
-                print(format!("{summary}\n"));
-            }
-            ExitCode::SUCCESS
-        }
-        Err(text) => fail(text),
+pub fn run(arguments: &Arguments) -> Ended {
+    crate::check_alone("run")?;
+    let summary = run_ranks(arguments)?;
+    if arguments.json {
+        print_json("distcollective.run/1", summary);
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs all ranks, and tells what they did.
-fn run_ranks(arguments: &Arguments) -> Result<Value, String> {
+fn run_ranks(arguments: &Arguments) -> Result<Value, Failure> {
     let input_files = rank_files::of_ranks("--input", &arguments.input, arguments.n)?;
     let output_files = rank_files::of_ranks("--output", &arguments.output, arguments.n)?;
-    let layer = layer(arguments)?;
-    let backend = arguments.backend.resolve(arguments.n).map_err(|e| e.to_string())?;
-    let timeout = crate::timeout(arguments.timeout).map_err(|e| e.to_string())?;
+    let layer = layer(arguments).map_err(Failure::usage)?;
+    let backend = arguments.backend.resolve(arguments.n)?;
+    let timeout = crate::timeout(arguments.timeout)?;
     rank_files::check_apart(&input_files, &output_files)?;
     let inputs = read_inputs(&input_files, arguments.dtype)?;
     let builder = Communicator::builder().backend(backend).timeout(timeout);
     let run = |communicator: Communicator| run_rank(&layer, &communicator, &inputs[communicator.rank().index()]);
-    let outputs = builder.spawn(arguments.n, run).map_err(|e| e.to_string())?;
+    let outputs = builder.spawn(arguments.n, run)?;
     write_outputs(&output_files, &outputs)?;
     let ranks = input_files.iter().zip(&output_files).zip(inputs.iter().zip(&outputs)).enumerate();
     let ranks: Vec<Value> = ranks
@@ -133,27 +130,36 @@ fn numbers(ranks: &[Rank]) -> Vec<u32> {
 
 /// A file and the tensor in it, as JSON.
 fn tensor(file: &Path, buffer: &Buffer) -> Value {
-    json!({ "file": file.to_string_lossy(), "dtype": buffer.data_type().name(), "shape": buffer.shape().as_slice() })
+    json!({ "file": file.to_string_lossy(), "data_type": buffer.data_type().name(), "shape": buffer.shape().as_slice() })
 }
 
 fn layer(arguments: &Arguments) -> Result<DistCollectiveLayer, String> {
-    let Arguments { op, reduce_op, root, n, .. } = arguments;
+    let Arguments { op, reduce_op, root, groups, n, .. } = arguments;
     if op.has_root() && root.is_none() {
         return Err(format!("{op} has a root; give it with --root"));
     }
     if op.reduces() && reduce_op.is_none() {
         return Err(format!("{op} reduces; give sum, prod, max, min or avg with --reduce-op"));
     }
+    let in_groups: Vec<Rank> = match groups {
+        None | Some(Groups::All) => Vec::new(),
+        Some(Groups::Group(group)) => group.clone(),
+        Some(Groups::Partition(partition)) => partition.groups().concat(),
+    };
+    if let Some(rank) = in_groups.iter().find(|rank| rank.0 >= *n) {
+        return Err(format!("--groups has rank {rank}, and there are {n} ranks"));
+    }
     let set = || {
         let mut layer = DistCollectiveLayer::new(*op, *reduce_op, root.map_or(-1, i64::from), &[])?;
-        match &arguments.groups {
+        match groups {
             None => layer.set_nb_rank(*n)?,
             Some(groups) => layer.set_groups(groups.clone())?,
         }
         // In a partition the root counts within each group.
-        if let (Some(Groups::Partition(_)), Some(root)) = (&arguments.groups, layer.root()) {
+        if let (Some(Groups::Partition(_)), Some(root)) = (groups, layer.root()) {
             layer.set_root(Some(GroupRank(root.number()).into()));
         }
+        layer.output_dims(&Dims::new(&[-1])?)?;
         Ok(layer)
     };
     set().map_err(|e: distcollective::Error| e.to_string())

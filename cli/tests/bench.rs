@@ -1,6 +1,8 @@
 //! `distcollective bench`, run as a user runs it. The tests check that times are printed, not what
 //! they are.
 
+mod json;
+
 use std::process::Output;
 
 use test_support::{Folder, text, timed};
@@ -53,13 +55,14 @@ fn the_table_has_the_columns_and_the_sizes_step() {
     let short = ["--iters", "2", "--warmup", "0", "--batches", "3"];
     let table = bench(&[&["-b", "8", "-e", "1K", "-f", "4"], &short[..]].concat());
     for line in [
-        "# ranks: 2",
+        "# world_size: 2",
         "# ranks_are: threads",
         "# backend: host",
-        "# buffers: own",
+        "# symmetric: false",
         "# exact: false",
-        "# warmup: 0",
+        "# warmup_iterations: 0",
         "# iterations: 2",
+        "# batch_ms: N/A",
         "# batches: 3",
     ] {
         assert!(table.lines().any(|l| l == line), "{line}\n{table}");
@@ -135,7 +138,7 @@ fn nothing_is_wrong_with_a_transport_type() {
         let arguments = ["--wire", wire, "-n", "3", "--max-bytes", "200K", "--iters", "1", "--warmup", "0"];
         for operation in ["all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather"] {
             let table = bench(&[&arguments[..], &["--op", operation]].concat());
-            assert!(table.lines().any(|line| line == format!("# wire: {wire}")), "{table}");
+            assert!(table.lines().any(|line| line == format!("# wire_type: {wire}")), "{table}");
             rows(&table).iter().for_each(|row| assert_right(operation, &row[5..]));
         }
     }
@@ -147,7 +150,7 @@ fn ranks_can_be_processes_and_buffers_the_communicators() {
     assert_nothing_wrong(2, &["--processes", "--symmetric", "--max-bytes", "4K"]);
     assert_nothing_wrong(2, &["--symmetric", "--backend", "host", "--max-bytes", "4K"]);
     let table = bench(&["--processes", "-n", "3", "--symmetric", "--max-bytes", "8"]);
-    for line in ["# ranks: 3", "# ranks_are: processes", "# buffers: symmetric"] {
+    for line in ["# world_size: 3", "# ranks_are: processes", "# symmetric: true"] {
         assert!(table.lines().any(|l| l == line), "{line}\n{table}");
     }
 }
@@ -160,24 +163,22 @@ fn under_a_launcher_it_is_one_rank_and_rank_0_prints() {
     };
     let (output, stdout, stderr) = under(&["--op", "all", "--json"]);
     assert!(output.status.success(), "{stdout}{stderr}");
-    let rows: Vec<serde_json::Value> = stdout
-        .lines()
-        .map(|line| serde_json::from_str(line.strip_prefix("[0] ").expect("rank 0's")).expect("JSON"))
-        .collect();
+    let rows: Vec<serde_json::Value> =
+        stdout.lines().map(|line| json::read(line.strip_prefix("[0] ").expect("rank 0's"))).collect();
     assert_eq!(rows.len(), 3 * 4 + 5 * 3);
     for row in rows {
-        assert_eq!((&row["ranks"], &row["ranks_are"]), (&3.into(), &"processes".into()));
+        assert_eq!((&row["world_size"], &row["ranks_are"]), (&3.into(), &"processes".into()));
         assert!(row["out_of_place_time_us"].as_f64().is_some_and(|time| time > 0.0), "{row}");
         assert_eq!(row["out_of_place_wrong"], 0, "{row}");
         assert_eq!(row["in_place_wrong"].is_null(), row["operation"] == "all_to_all", "{row}");
     }
 
-    for (arguments, says) in [
-        (["-n", "2"], "[0] error: -n is 2, and the launcher started 3\n"),
-        (["--backend", "nccl"], "NCCL cannot be used"),
+    for (arguments, code, says) in [
+        (["-n", "2"], 2, "[0] error: -n is 2, and the launcher started 3\n"),
+        (["--backend", "nccl"], 1, "NCCL cannot be used"),
     ] {
         let (output, stdout, stderr) = under(&arguments);
-        assert!(output.status.code() == Some(1) && stdout.is_empty() && stderr.contains(says), "{stdout}{stderr}");
+        assert!(output.status.code() == Some(code) && stdout.is_empty() && stderr.contains(says), "{stdout}{stderr}");
     }
 }
 
@@ -191,7 +192,7 @@ fn unchecked_results_are_neither_right_nor_wrong() {
 fn percentiles_lie_between_the_shortest_and_the_longest_batch() {
     let arguments = ["--op", "all_gather,broadcast,all_gather", "-e", "64", "--percentiles", "0,50,90,100", "--json"];
     let json = bench(&[&arguments[..], &["--iters", "3", "--batches", "7", "--dirty", "--barrier"]].concat());
-    let rows: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let rows: Vec<serde_json::Value> = json.lines().map(json::read).collect();
     let operations: Vec<&str> = rows.iter().map(|row| row["operation"].as_str().expect("a name")).collect();
     assert_eq!(operations, [["all_gather"; 4], ["broadcast"; 4]].concat(), "each operation once, in their order");
     for row in rows {
@@ -202,10 +203,10 @@ fn percentiles_lie_between_the_shortest_and_the_longest_batch() {
             assert!(times.is_sorted(), "{row}");
             assert_eq!(row[format!("{form}_iterations")], 3, "{row}");
         }
-        assert_eq!(
-            (&row["inputs"], &row["barrier"]),
-            (&"rewritten before each call".into(), &"after each call".into())
-        );
+        assert_eq!([&row["rewrites_input"], &row["barrier_after_each_call"]], [true; 2]);
+        assert_eq!((&row["iterations"], &row["batch_ms"]), (&3.into(), &serde_json::Value::Null));
+        assert_eq!([&row["reduce_op"], &row["wire_type"]], [&serde_json::Value::Null; 2]);
+        assert_eq!(row["root"].as_u64(), (row["operation"] == "broadcast").then_some(0));
     }
     let table = bench(&["-e", "8", "--percentiles", "90"]);
     assert!(table.lines().any(|line| line.ends_with("#wrong        p90        p90")), "{table}");
@@ -218,7 +219,7 @@ fn explain_shows_how_elements_moved() {
     let common = ["--op", "all_reduce", "-b", "64", "-e", "64K", "-f", "32", "--iters", "1", "--batches", "1"];
     let paths = |more: &[&str]| {
         let json = bench(&[&common[..], &["--explain", "--json"], more].concat());
-        let rows = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        let rows = json.lines().map(json::read);
         rows.map(|row| ["out_of_place_path", "in_place_path"].map(|name| row[name].as_str().unwrap_or("").to_owned()))
             .collect::<Vec<_>>()
     };
@@ -334,7 +335,7 @@ fn what_is_wrong_is_one_line() {
         (&["--bind", "0;65000"], "65000"),
     ] {
         let (output, stdout, stderr) = run(&[&["bench"], arguments].concat());
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(stdout.is_empty() && stderr.starts_with("error: ") && stderr.contains(says), "{stdout}{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }

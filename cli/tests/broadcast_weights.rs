@@ -1,5 +1,6 @@
 //! `distcollective broadcast-weights`: copies of a file, and what is no file of safetensors.
 
+mod json;
 mod terminal;
 
 use std::fs;
@@ -43,15 +44,15 @@ fn every_rank_writes_the_file_that_rank_0_has() {
     }
     let (output, text) = run(folder.path(), &["m.safetensors", "-n", "1", "--output", "copy0.safetensors", "--json"]);
     assert!(output.status.success(), "{text}");
-    let summary: serde_json::Value = serde_json::from_str(&text).expect("one object");
+    let summary = json::read(&text);
     assert_eq!(
-        (&summary["tensors"], &summary["bytes"], &summary["outputs"][0]),
+        (&summary["tensor_count"], &summary["tensor_bytes"], &summary["outputs"][0]),
         (&3.into(), &22.into(), &"copy0.safetensors".into())
     );
     let (output, text) = run(folder.path(), &["m.safetensors", "-n", "1", "--output", "./m.safetensors"]);
     let says =
         "error: the output ./m.safetensors is the input m.safetensors, which would be lost; give --output another";
-    assert!(output.status.code() == Some(1) && text.starts_with(says), "{text}");
+    assert!(output.status.code() == Some(2) && text.starts_with(says), "{text}");
 }
 
 /// SIGXFSZ ends the program while it writes.
@@ -121,17 +122,18 @@ fn what_does_not_fit_is_one_line() {
     let folder = Folder::create();
     fs::write(folder.file("m.safetensors"), model()).expect("a file");
     fs::write(folder.file("cut.safetensors"), &model()[..model().len() - 1]).expect("a file");
-    for (arguments, says) in [
+    for (arguments, code, says) in [
         (
             &["cut.safetensors", "-n", "2"][..],
+            1,
             "error: cut.safetensors: its header promises 22 bytes of elements, and 21",
         ),
-        (&["none.safetensors", "-n", "2"], "error: none.safetensors: it cannot be read: No such file"),
-        (&["m.safetensors", "-n", "2", "--output", "copy"], "error: --output \"copy\" names one file for 2 ranks"),
-        (&["m.safetensors", "-n", "2", "--output", "no/{rank}"], "error: no/0: it cannot be written: No such file"),
+        (&["none.safetensors", "-n", "2"], 1, "error: none.safetensors: it cannot be read: No such file"),
+        (&["m.safetensors", "-n", "2", "--output", "copy"], 2, "error: --output \"copy\" names one file for 2 ranks"),
+        (&["m.safetensors", "-n", "2", "--output", "no/{rank}"], 1, "error: no/0: it cannot be written: No such file"),
     ] {
         let (output, text) = run(folder.path(), arguments);
-        assert!(output.status.code() == Some(1) && text.starts_with(says), "{says}: {text}");
+        assert!(output.status.code() == Some(code) && text.starts_with(says), "{says}: {text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
     let (output, text) = run(folder.path(), &["m.safetensors", "-n", "0"]);

@@ -1,6 +1,8 @@
 //! `distcollective doctor`, on this machine and with test libraries in place of CUDA, NVRTC and
 //! NCCL (`tests/fake_gpu`).
 
+mod json;
+
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -45,7 +47,7 @@ impl<'a> Machine<'a> {
     fn json(self) -> Value {
         let line = self.writes(&[DISTCOLLECTIVE, "doctor", "--json"]);
         assert_eq!(line.lines().count(), 1);
-        serde_json::from_str(&line).expect("JSON")
+        json::read(&line)
     }
 }
 
@@ -89,7 +91,7 @@ fn without_gpu_libraries_the_host_backend_is_all_there_is() {
     let cores = std::thread::available_parallelism().expect("cores").get();
     assert_eq!(found["host"]["cores"], cores);
     assert!(found["host"]["memory_available_bytes"].as_u64() > Some(0) && found["host"]["threads"].as_u64() > Some(0));
-    assert_eq!((&found["launch"]["launcher"], &found["nccl_ranks"]), (&Value::Null, &json!(0)));
+    assert_eq!((&found["launch"]["launcher"], &found["nccl_max_world_size"]), (&Value::Null, &json!(0)));
     assert!(says(&found["conclusions"], "\"auto\" is the host backend; NCCL cannot be used: CUDA's driver"), "{found}");
 
     let text = machine.text();
@@ -107,7 +109,7 @@ fn a_user_who_may_be_another_one_is_told_before_ranks_are() {
     }
     let machine = Machine { libraries: None, variables: &[] };
     let found = machine.writes(&["unshare", "--user", DISTCOLLECTIVE, "doctor", "--json"]);
-    let found: Value = serde_json::from_str(&found).expect("JSON");
+    let found = json::read(&found);
     assert!(problem(&found["host"]["processes"]).starts_with("this process's user reads as 65534"), "{found}");
     assert!(says(&found["warnings"], "ranks cannot be processes: this process's user reads as 65534"), "{found}");
 }
@@ -156,7 +158,7 @@ fn gpus_and_libraries_are_described() {
     for (feature, is_there) in [("has_all_to_all", true), ("has_windows", true), ("shares_gpus", false)] {
         assert_eq!(found["nccl"][feature], is_there, "{feature}");
     }
-    assert_eq!((&found["nccl_ranks"], &found["warnings"]), (&json!(1), &json!([])));
+    assert_eq!((&found["nccl_max_world_size"], &found["warnings"]), (&json!(1), &json!([])));
 
     let text = machine.text();
     let gpu = "GPU 0       Fake GPU 0, 9.0, 3.0 GiB, 4 multiprocessors, 0000:01:00.0; float8 is reduced by NCCL\n";
@@ -191,7 +193,7 @@ fn an_old_nccl_is_used_with_detours_and_an_ancient_one_not_at_all() {
     for feature in ["has_all_to_all", "has_windows", "reduces_float8", "shares_gpus"] {
         assert_eq!(found["nccl"][feature], false, "{feature}");
     }
-    assert_eq!((&found["nccl"]["version"], &found["nccl_ranks"]), (&json!("2.21.5"), &json!(2)));
+    assert_eq!((&found["nccl"]["version"], &found["nccl_max_world_size"]), (&json!("2.21.5"), &json!(2)));
     for feature in ["symmetric windows give right results from 2.30.7", "float8 is reduced from 2.24.3"] {
         assert!(says(&found["warnings"], &format!("NCCL 2.21.5: {feature} on; ")), "{found}");
     }
@@ -215,14 +217,14 @@ fn gpus_without_nccl_or_nvrtc_are_warned_of() {
     }
     let found = Machine::new(Variant::NoNccl, &[("FAKE_CUDA_DEVICES", "1")]).json();
     assert!(problem(&found["nccl"]).starts_with("NCCL is not to be found"));
-    assert_eq!((&found["gpus"][0]["name"], &found["nccl_ranks"]), (&json!("Fake GPU 0"), &json!(0)));
+    assert_eq!((&found["gpus"][0]["name"], &found["nccl_max_world_size"]), (&json!("Fake GPU 0"), &json!(0)));
     assert!(says(&found["conclusions"], "\"auto\" is an error, because NCCL cannot be used: NCCL is not"), "{found}");
     assert!(says(&found["warnings"], "there is 1 GPU, and no NCCL that can use it"), "{found}");
 
     for (sm, lost) in [("80", "bool and float8, Cast"), ("90", "bool, Cast")] {
         let found = Machine::new(Variant::NoNvrtc, &[("FAKE_CUDA_DEVICES", "1"), ("FAKE_CUDA_SM", sm)]).json();
         assert!(problem(&found["nvrtc"]).contains("nvidia-cuda-nvrtc"));
-        assert_eq!(found["nccl_ranks"], 1);
+        assert_eq!(found["nccl_max_world_size"], 1);
         let warning = format!("without NVRTC averages of floats, reductions of {lost} and Shuffle layers fail on GPUs");
         assert!(says(&found["warnings"], &warning), "{found}");
     }
@@ -233,13 +235,16 @@ fn a_machine_without_a_gpu_or_with_a_broken_one_is_described() {
     let found = Machine::new(Variant::Current, &[("FAKE_CUDA_DEVICES", "0")]).json();
     // The driver has a version even so.
     assert_eq!(found["driver"]["version"], "13.0");
-    assert_eq!((&found["gpus"], &found["nccl_ranks"], &found["warnings"]), (&json!([]), &json!(0), &json!([])));
+    assert_eq!(
+        (&found["gpus"], &found["nccl_max_world_size"], &found["warnings"]),
+        (&json!([]), &json!(0), &json!([]))
+    );
 
     let broken = [("FAKE_CUDA_DEVICES", "3"), ("FAKE_CUDA_FAULTS", "cuDevicePrimaryCtxRetain:2:2")];
     let found = Machine::new(Variant::Current, &broken).json();
     assert_eq!(found["gpus"][2]["name"], "Fake GPU 2");
     assert!(problem(&found["gpus"][1]).contains("cuDevicePrimaryCtxRetain"));
-    assert_eq!(found["nccl_ranks"], 1);
+    assert_eq!(found["nccl_max_world_size"], 1);
     assert!(says(&found["warnings"], "GPU 1 cannot be used: cuDevicePrimaryCtxRetain"), "{found}");
 
     let failing = [("FAKE_CUDA_DEVICES", "1"), ("FAKE_NVRTC", "fail")];
@@ -252,7 +257,7 @@ fn a_machine_without_a_gpu_or_with_a_broken_one_is_described() {
 #[test]
 fn auto_is_the_backend_that_was_said() {
     let few = "the host backend is used: 3 ranks on 2 GPUs: NCCL has one rank a GPU";
-    for (variant, nccl_ranks, ranks, backend, warning) in [
+    for (variant, nccl_max_world_size, ranks, backend, warning) in [
         (Variant::Current, 2, "2", Some("nccl"), ""),
         (Variant::Current, 2, "3", Some("host"), few),
         (Variant::Old, 2, "2", Some("nccl"), ""),
@@ -267,7 +272,7 @@ fn auto_is_the_backend_that_was_said() {
         }
         let machine = Machine::new(variant, &[("FAKE_CUDA_DEVICES", "2")]);
         let found = machine.json();
-        assert_eq!(found["nccl_ranks"], nccl_ranks, "{variant:?}");
+        assert_eq!(found["nccl_max_world_size"], nccl_max_world_size, "{variant:?}");
         assert_eq!(says(&found["conclusions"], "\"auto\" is an error"), backend.is_none(), "{found}");
         let bench = ["bench", "--op", "broadcast", "--max-bytes", "8", "--backend", "auto", "--json", "-n", ranks];
         let output = machine.command(&[&[DISTCOLLECTIVE][..], &bench].concat());
@@ -275,8 +280,7 @@ fn auto_is_the_backend_that_was_said() {
         assert!(said.contains(warning) && (warning.is_empty() == said.is_empty()), "{variant:?}: {said}");
         assert_eq!(output.status.success(), backend.is_some(), "{variant:?}");
         if let Some(backend) = backend {
-            let line: Value =
-                serde_json::from_slice(output.stdout.split(|b| *b == b'\n').next().expect("a line")).expect("JSON");
+            let line = json::read(text(&output.stdout).lines().next().expect("a line"));
             assert_eq!(line["backend"], backend, "{variant:?}");
         }
     }
@@ -361,7 +365,7 @@ fn variables_that_cannot_be_read_are_warned_of() {
 fn the_limit_of_open_files_bounds_the_processes() {
     let script = format!("ulimit -n 64 && exec {DISTCOLLECTIVE:?} doctor --json");
     let line = Machine { libraries: None, variables: &[] }.writes(&["sh", "-c", &script]);
-    let found: Value = serde_json::from_str(&line).expect("JSON");
+    let found = json::read(&line);
     assert_eq!(found["host"]["open_files"], json!({ "soft": 64, "hard": 64 }));
     assert_eq!(found["host"]["processes"], 25);
 }

@@ -1,5 +1,7 @@
 //! `distcollective inspect`, and what shells and `man` know of the program.
 
+mod json;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -48,7 +50,7 @@ fn a_plan_is_shown_as_text_as_json_and_as_a_graph() {
     let plan = plan("inspect.plan").expect("a plan");
     let text = succeeds(&["inspect", &plan]);
     assert!(text.contains("gather (all_gather) among 2 ranks of [[1, 0]]: "), "{text}");
-    let json: serde_json::Value = serde_json::from_str(&succeeds(&["inspect", &plan, "--json"])).expect("JSON");
+    let json = json::read(&succeeds(&["inspect", &plan, "--json"]));
     assert_eq!(json["layers"][2]["collective"]["groups"], serde_json::json!([[1, 0]]));
 
     let dot = succeeds(&["inspect", &plan, "--dot"]);
@@ -162,9 +164,9 @@ fn a_plugin_that_is_not_there_is_an_unknown_layer() -> Result<()> {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
     assert!(text.ends_with("known, and rules were not checked\n") && !text.contains("memory\n"), "{text}");
-    let json: serde_json::Value = serde_json::from_str(&succeeds(&["inspect", plan, "--json"])).expect("JSON");
+    let json = json::read(&succeeds(&["inspect", plan, "--json"]));
     let unknown = |step: usize| json["layers"][step]["unknown"].as_bool();
-    assert_eq!((unknown(0), unknown(1), &json["memory"]), (None, Some(true), &serde_json::Value::Null));
+    assert_eq!((unknown(0), unknown(1), &json["memory"]), (Some(false), Some(true), &serde_json::Value::Null));
     let dot = succeeds(&["inspect", plan, "--dot"]);
     assert!(dot.contains("layer1 [label=\"normed\\nnorm, unknown plugin\"]") && dot.ends_with("}\n"), "{dot}");
     Ok(())
@@ -217,7 +219,10 @@ fn each_command_has_a_manual_page() {
     for command in commands.into_iter().filter(|command| *command != "help") {
         let reference = format!("distcollective\\-{}(1)", command.replace('-', "\\-"));
         assert!(page("distcollective.1").contains(&reference), "{command}");
-        assert!(page(&format!("distcollective-{command}.1")).contains(".SH OPTIONS"), "{command}");
+        let page = page(&format!("distcollective-{command}.1"));
+        assert!(page.contains(".SH OPTIONS") && page.contains(".SH \"EXIT STATUS\"\n.nf\n  0    "), "{command}");
+        let help = succeeds(&[command, "--help"]);
+        assert!(help.contains("Example: distcollective ") && help.contains("\nExit status:\n  0    "), "{help}");
     }
     assert!(!page("distcollective.1").contains("help(1)"));
     let error = fails(&["man", "--directory", "/nonexistent"]);

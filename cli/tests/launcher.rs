@@ -302,7 +302,7 @@ fn programs_tell_in_one_line_that_they_cannot_print() {
 }
 
 /// Commands that print.
-const PRINTING: [&[&str]; 13] = [
+const PRINTING: [&[&str]; 14] = [
     &["--help"],
     &["--version"],
     &["run", "--help"],
@@ -311,6 +311,7 @@ const PRINTING: [&[&str]; 13] = [
     &["bench", "--max-bytes", "1K", "--processes"],
     &["doctor"],
     &["doctor", "--json"],
+    &["schema", "bench"],
     &["completions", "bash"],
     &["man"],
     &["launch", "-n", "2", "--", "echo", "text"],
@@ -477,6 +478,31 @@ fn every_rank_can_have_a_log_file() {
         assert!(shown.contains(&format!("[{rank}] out {rank}\n")), "{shown}");
     }
     std::fs::remove_dir_all(folder).expect("it is there");
+}
+
+/// Ranks write parts of lines in turn, and a line without an end.
+#[test]
+fn without_prefixes_lines_of_ranks_stay_whole() {
+    let script = "for i in 1 2 3 4 5; do printf \"a$RANK\"; sleep 0.01; printf \"b$RANK\\n\"; done; printf \"c$RANK\"";
+    let options = ["launch", "-n", "2", "--no-prefix", "--", "sh", "-c", script];
+    let (output, shown) = run(timed(DISTCOLLECTIVE).args(options));
+    assert!(output.status.success() && output.stderr.is_empty(), "{shown}");
+    for (line, count) in [("a0b0", 5), ("a1b1", 5), ("c0", 1), ("c1", 1)] {
+        assert_eq!(shown.lines().filter(|shown| *shown == line).count(), count, "{shown}");
+    }
+    assert_eq!(shown.lines().count(), 12, "{shown}");
+    // A line that never ends is shown in parts.
+    let (output, shown) = run(timed(DISTCOLLECTIVE).args([
+        "launch",
+        "-n",
+        "1",
+        "--no-prefix",
+        "--",
+        "sh",
+        "-c",
+        "head -c 3000000 /dev/zero | tr '\\0' x",
+    ]));
+    assert!(output.status.success() && shown == format!("{}\n", "x".repeat(3_000_000)), "{} bytes", shown.len());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The command line on GPUs, with the test libraries in place of CUDA, NVRTC and NCCL.
 
+mod json;
+
 use std::process::Output;
 
 use fake_gpu::{Variant, library_dir};
@@ -75,7 +77,8 @@ fn an_environment_has_its_gpu() {
     for backend in ["auto", "nccl"] {
         let (output, text) = launch("1", backend, "8");
         assert!(output.status.success(), "{text}");
-        assert!(text.contains("\"backend\":\"nccl\"") && text.contains("\"device\":\"cuda:0\""), "{text}");
+        let found = json::read(text.strip_prefix("[0] ").expect("a prefix"));
+        assert_eq!((&found["backend"], &found["device"]), (&"nccl".into(), &"cuda:0".into()));
     }
     // Two ranks on one GPU: "auto" is the host backend, and "nccl" fails.
     let (output, text) = launch("2", "auto", "1");

@@ -1,5 +1,7 @@
 //! `distcollective run`, with files that numpy writes and reads.
 
+mod json;
+
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -39,9 +41,74 @@ fn succeeds(folder: &Path, arguments: &[&str]) {
 
 /// The command fails, with one line that has this in it.
 fn fails(folder: &Path, arguments: &[&str], says: &str) {
+    fails_with(1, folder, arguments, says);
+}
+
+fn fails_with(code: i32, folder: &Path, arguments: &[&str], says: &str) {
     let (output, text) = run(folder, arguments);
-    assert!(output.status.code() == Some(1) && text.contains(says), "{says}: {text}");
+    assert!(output.status.code() == Some(code) && text.contains(says), "{says}: {text}");
     assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// Mistakes that clap does not find. They come before those of files.
+#[test]
+fn a_wrong_call_has_exit_code_2() {
+    let folder = Folder::create();
+    let reduce = ["--op", "reduce", "--reduce-op", "sum"];
+    for (arguments, says) in [
+        (&["--op", "all_reduce", "-n", "1"][..], "all_reduce reduces; give sum, prod, max, min or avg with"),
+        (&["--op", "gather", "-n", "1"], "gather has a root; give it with --root"),
+        (&["--op", "all_gather", "--reduce-op", "sum", "-n", "1"], "it does not reduce"),
+        (&[&reduce[..], &["-n", "2", "--root", "2"]].concat(), "root 2 is not one of 2 ranks"),
+        (
+            &[&reduce[..], &["-n", "3", "--root", "2", "--groups", "0,1"]].concat(),
+            "root 2 is not a member of the group",
+        ),
+        (&["--op", "all_gather", "-n", "3", "--groups", "0,3"], "--groups has rank 3, and there are 3 ranks"),
+        (&["--op", "all_gather", "-n", "3", "--groups", "0,1;2,3"], "--groups has rank 3, and there are 3 ranks"),
+    ] {
+        fails_with(2, folder.path(), arguments, says);
+    }
+    let files = ["run", "--op", "all_gather", "-n", "2", "--input", "in.npy", "--output", "out{rank}.npy"];
+    let (output, text) = test_support::run(timed(DISTCOLLECTIVE).args(files));
+    assert!(
+        output.status.code() == Some(2) && text.contains("names one file for 2 ranks; put {rank} into it"),
+        "{text}"
+    );
+}
+
+/// Each process of a launcher would run all ranks, and write the same files.
+#[test]
+fn a_command_that_runs_all_ranks_is_no_rank_of_a_launcher() {
+    let folder = Folder::create();
+    let commands = [
+        &["run", "--op", "all_gather", "-n", "2", "--input", "in{rank}", "--output", "out{rank}"][..],
+        &["broadcast-weights", "m.safetensors", "-n", "2"],
+    ];
+    let alone = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
+    for command in commands {
+        let mut launch = timed(DISTCOLLECTIVE);
+        launch.args(["launch", "-n", "2", "--", DISTCOLLECTIVE]).args(command).current_dir(folder.path());
+        let (output, text) = test_support::run(&mut launch);
+        let says =
+            " runs all ranks itself, and distcollective launch started this process as rank 1 of 2; start it once";
+        assert!(
+            output.status.code() == Some(2) && (text.contains(says) || text.contains(&says.replace('1', "0"))),
+            "{text}"
+        );
+        // Without a rendezvous point it is a rank too.
+        let (output, text) =
+            test_support::run(timed(DISTCOLLECTIVE).args(command).envs([("RANK", "1"), ("WORLD_SIZE", "2")]));
+        assert!(output.status.code() == Some(2) && text.contains("torchrun started this process ("), "{text}");
+        // As the script of sbatch has them.
+        let batch = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
+        for variables in [&alone[..], &batch] {
+            let (output, text) = test_support::run(
+                timed(DISTCOLLECTIVE).args(command).envs(variables.iter().copied()).current_dir(folder.path()),
+            );
+            assert!(output.status.code() == Some(1) && text.contains("No such file"), "{variables:?}: {text}");
+        }
+    }
 }
 
 #[test]
@@ -137,12 +204,6 @@ fn what_is_wrong_is_one_line() {
         &[&sum[..], &["-n", "1", "--dtype", "int8"]].concat(),
         "in0.npy: it holds float32, and --dtype asks for int8",
     );
-    fails(
-        folder.path(),
-        &["--op", "all_reduce", "-n", "1"],
-        "all_reduce reduces; give sum, prod, max, min or avg with",
-    );
-    fails(folder.path(), &["--op", "gather", "-n", "1"], "gather has a root; give it with --root");
     python(folder.path(), "np.save('in1.npy', np.zeros((2, 2), 'c8'))");
     fails(
         folder.path(),
@@ -194,13 +255,13 @@ assert np.array_equal(np.load('out1.npy'), [[0, 0], [1, 1]]), np.load('out1.npy'
 assert np.array_equal(np.load('out2.npy'), [[3, 3], [2, 2]]), np.load('out2.npy')
 assert not any(os.path.exists(f'out{r}.npy') for r in (0, 3, 4))",
     );
-    let summary: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let summary = json::read(&text);
     assert_eq!(summary["groups"], serde_json::json!([[0, 1], [3, 2]]));
     assert_eq!(
         (&summary["operation"], &summary["root"], &summary["backend"]),
         (&"gather".into(), &1.into(), &"host".into())
     );
-    let written = serde_json::json!({ "file": "out2.npy", "dtype": "float32", "shape": [2, 2] });
+    let written = serde_json::json!({ "file": "out2.npy", "data_type": "float32", "shape": [2, 2] });
     assert_eq!((&summary["ranks"][2]["output"], &summary["ranks"][3]["output"]), (&written, &serde_json::Value::Null));
     assert_eq!(summary["ranks"][4]["input"]["file"], "in4.npy");
 }
@@ -224,7 +285,7 @@ fn no_input_is_overwritten_by_whatever_name() {
         let files = ["--input", "in{rank}.npy", "--output", output];
         let sum = ["run", "--op", "all_reduce", "--reduce-op", "sum", "-n", "2"];
         let (ended, text) = test_support::run(timed(DISTCOLLECTIVE).args(sum).args(files).current_dir(folder.path()));
-        assert!(ended.status.code() == Some(1) && text.contains(says), "{output}: {text}");
+        assert!(ended.status.code() == Some(2) && text.contains(says), "{output}: {text}");
         assert_eq!([before(0), before(1)], inputs, "{output}");
     }
 }

@@ -173,10 +173,8 @@ impl Inspection {
             "metadata": layer.metadata(),
             "inputs": self.names(&layer.inputs),
             "outputs": self.names(&layer.outputs),
+            "unknown": self.is_unknown(layer),
         });
-        if self.is_unknown(layer) {
-            value["unknown"] = true.into();
-        }
         value.as_object_mut().into_iter().for_each(|members| members.extend(layer.body.op().attributes().json));
         value
     }
@@ -189,14 +187,14 @@ impl Inspection {
             Location::Constant(_) => json!("constant"),
             Location::Region(place) => {
                 let copied = memory.copy_out[id.index()].is_some();
-                json!({ "region": { "region": place.region, "offset": place.offset, "copied_to_output": copied } })
+                json!({ "region": { "region": place.region, "offset_bytes": place.offset, "copied_to_output": copied } })
             }
         };
         json!({
             "name": tensor.name,
             "data_type": tensor.data_type.name(),
             "dims": self.dims(id),
-            "max_byte_len": self.engine().map(|engine| engine.analysis.max_byte_len(id)),
+            "max_bytes": self.engine().map(|engine| engine.analysis.max_byte_len(id)),
             "place": self.engine().map(place),
             "may_be_unwritten": self.may_be_unwritten(id),
         })

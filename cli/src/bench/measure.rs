@@ -16,7 +16,7 @@ use super::report::{Measured, Report, Row};
 use super::values::Values;
 
 /// How long a batch takes whose number of calls is not given.
-const BATCH_TIME: Duration = Duration::from_millis(10);
+pub const BATCH_TIME: Duration = Duration::from_millis(10);
 
 /// How often the time of a number of calls is taken to choose that number: the shortest counts, as
 /// the others may have waited for a processor.

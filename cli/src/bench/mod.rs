@@ -19,14 +19,12 @@ use distcollective::{
 use distcollective_launch::{Job, Outcome};
 use serde_json::Value;
 
-use crate::launch::{Binding, Output, Prefix};
+use crate::launch::{Binding, Output, Prefix, job_failure};
 use crate::names;
-use crate::output::{CLOSED, fail};
+use crate::output::{CLOSED, Ended, Failure};
 use crate::plot::Plot;
+use measure::BATCH_TIME;
 use options::{Bench, Format, Timing};
-
-/// Errors of the library and the options. The user sees their text.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Measures collectives over a range of sizes, out of place and in place, and checks every result.
 ///
@@ -49,6 +47,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 /// there are any, the exit code is 1.
 ///
 /// CSV and JSON have more columns: the calls in a batch, and the shortest and the longest batch.
+/// What is null in JSON is N/A in CSV.
 ///
 /// --points prints a line for each size, as other programs' benchmarks do whose figures --plot can
 /// show with --peers: label,ranks,operation,bytes,median,min,max,batches,iterations. Times are in
@@ -150,12 +149,12 @@ pub struct Arguments {
 type Operations = Vec<CollectiveOperation>;
 
 /// Reads a label, which is one value of a line of values.
-fn label(text: &str) -> std::result::Result<String, &'static str> {
+fn label(text: &str) -> Result<String, &'static str> {
     if text.is_empty() || text.contains([',', '\n']) { Err("a label has no comma") } else { Ok(text.to_owned()) }
 }
 
 /// Reads a number of bytes: `8`, `64K`, `1MiB`.
-fn bytes(text: &str) -> std::result::Result<usize, String> {
+fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: usize = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" | "B" => 1,
@@ -175,36 +174,35 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
         .ok_or_else(|| "it is zero or more than memory can be".to_owned())
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
-    let outcome = match Environment::detect_launcher() {
+pub fn run(arguments: &Arguments) -> Ended {
+    match Environment::detect_launcher() {
         Some(_) => as_one_rank(arguments),
         None => from_here(arguments),
-    };
-    outcome.unwrap_or_else(fail)
+    }
 }
 
 /// Runs this process as one rank of a launcher's job. Rank 0 prints the errors that all ranks find.
-fn as_one_rank(arguments: &Arguments) -> Result<ExitCode> {
+fn as_one_rank(arguments: &Arguments) -> Ended {
     let timeout = crate::timeout(arguments.timeout)?;
     let environment = Environment::builder().backend(arguments.backend).timeout(timeout).initialize()?;
     let n = environment.world_size();
     let bench = match prepare(arguments, n, "processes", environment.backend().name()) {
-        Err(_) if !environment.is_master() => return Ok(ExitCode::FAILURE),
+        Err(failure) if !environment.is_master() => return Ok(failure.exit_code()),
         bench => bench?,
     };
     let wrong = bench.run(environment.communicator())?;
     let is_master = environment.is_master();
     environment.finalize()?;
-    Ok(if is_master || wrong == 0 { exit_code(wrong) } else { ExitCode::FAILURE })
+    if is_master || wrong == 0 { ended(wrong) } else { Ok(ExitCode::FAILURE) }
 }
 
 /// Starts the ranks, as threads or processes.
-fn from_here(arguments: &Arguments) -> Result<ExitCode> {
+fn from_here(arguments: &Arguments) -> Ended {
     let n = arguments.n.unwrap_or(2);
     // Finds mistakes in the options before any rank starts.
     prepare(arguments, n, "threads", "")?;
     let backend = arguments.backend.resolve(n)?;
-    let cpus = arguments.bind.sets(n)?;
+    let cpus = arguments.bind.sets(n).map_err(Failure::usage)?;
     if arguments.processes {
         return start_processes(n, cpus);
     }
@@ -212,13 +210,14 @@ fn from_here(arguments: &Arguments) -> Result<ExitCode> {
     let bench = Bench { cpus, ..prepare(arguments, n, "threads", backend.name())? };
     let builder = Communicator::builder().backend(backend).timeout(timeout);
     // Every rank returns the same number.
-    Ok(exit_code(builder.spawn(n, |communicator| bench.run(&communicator))?[0]))
+    let wrong = builder.spawn(n, |communicator| bench.run(&communicator));
+    ended(wrong.map_err(|error| job_failure(error, 1))?[0])
 }
 
 /// Checks the options and makes the benchmark of them.
-fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Result<Bench> {
+fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Result<Bench, Failure> {
     if let Some(asked) = arguments.n.filter(|asked| *asked != n) {
-        return Err(format!("-n is {asked}, and the launcher started {n}").into());
+        return Err(Failure::usage(format!("-n is {asked}, and the launcher started {n}")));
     }
     let mut operations: Operations = Vec::new();
     for operation in arguments.op.iter().flatten().copied() {
@@ -226,7 +225,8 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
             operations.push(operation);
         }
     }
-    let layers = operations.iter().map(|&operation| layer(arguments, operation, n)).collect::<Result<Vec<_>>>()?;
+    let layers = operations.iter().map(|&operation| layer(arguments, operation, n));
+    let layers = layers.collect::<distcollective::Result<_>>().map_err(Failure::usage)?;
     let sizes = std::iter::successors(Some(arguments.min_bytes), |size| size.checked_mul(arguments.factor as usize))
         .take_while(|size| *size <= arguments.max_bytes)
         .collect();
@@ -257,28 +257,29 @@ fn prepare(arguments: &Arguments, n: u32, ranks_are: &str, backend: &str) -> Res
         },
         settings: vec![
             ("version", Value::from(env!("CARGO_PKG_VERSION"))),
-            ("ranks", Value::from(n)),
+            ("world_size", Value::from(n)),
             ("ranks_are", Value::from(ranks_are)),
             ("backend", Value::from(backend)),
-            ("buffers", Value::from(if arguments.symmetric { "symmetric" } else { "own" })),
+            ("symmetric", Value::from(arguments.symmetric)),
             ("exact", Value::from(arguments.exact)),
-            ("wire", Value::from(arguments.wire.map_or("none", WireType::name))),
-            ("warmup", Value::from(arguments.warmup)),
-            ("iterations", arguments.iters.map_or(Value::from("10 ms"), Value::from)),
+            ("wire_type", Value::from(arguments.wire.map(WireType::name))),
+            ("warmup_iterations", Value::from(arguments.warmup)),
+            ("iterations", Value::from(arguments.iters)),
+            ("batch_ms", Value::from(arguments.iters.is_none().then_some(BATCH_TIME.as_millis() as u64))),
             ("batches", Value::from(arguments.batches)),
-            ("inputs", Value::from(if arguments.dirty { "rewritten before each call" } else { "left as they are" })),
-            ("barrier", Value::from(if arguments.barrier { "after each call" } else { "before each batch" })),
+            ("rewrites_input", Value::from(arguments.dirty)),
+            ("barrier_after_each_call", Value::from(arguments.barrier)),
         ],
     };
     if operations.iter().any(|operation| bench.counts(*operation).is_empty()) {
         let (min, max, data_type) = (arguments.min_bytes, arguments.max_bytes, arguments.dtype);
         let ranks = if n == 1 { "the rank".to_owned() } else { format!("each of {n} ranks") };
-        return Err(format!("no size from {min} to {max} bytes has a {data_type} for {ranks}").into());
+        return Err(Failure::usage(format!("no size from {min} to {max} bytes has a {data_type} for {ranks}")));
     }
     Ok(bench)
 }
 
-fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Result<DistCollectiveLayer> {
+fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> distcollective::Result<DistCollectiveLayer> {
     let reduce_op = operation.reduces().then_some(arguments.reduce_op);
     let root = if operation.has_root() { i64::from(arguments.root) } else { -1 };
     let mut layer = DistCollectiveLayer::new(operation, reduce_op, root, &[])?;
@@ -293,7 +294,7 @@ fn layer(arguments: &Arguments, operation: CollectiveOperation, n: u32) -> Resul
 }
 
 /// Starts this program once for each rank, with the variables of a launcher.
-fn start_processes(ranks: u32, cpus: Option<Vec<BTreeSet<usize>>>) -> Result<ExitCode> {
+fn start_processes(ranks: u32, cpus: Option<Vec<BTreeSet<usize>>>) -> Ended {
     let program = std::env::current_exe()?;
     let command = |_: Rank| {
         let mut command = Command::new(&program);
@@ -307,7 +308,8 @@ fn start_processes(ranks: u32, cpus: Option<Vec<BTreeSet<usize>>>) -> Result<Exi
     let output = Output::new(job.control());
     output.end_when_stdout_closes()?;
     let stdout = output.stream(std::io::stdout(), Prefix::None, None);
-    let outcome = job.output(stdout, output.stream(std::io::stderr(), Prefix::None, None)).run(command)?;
+    let outcome = job.output(stdout, output.stream(std::io::stderr(), Prefix::None, None)).run(command);
+    let outcome = outcome.map_err(|error| job_failure(error, 1))?;
     if output.is_closed() {
         return Ok(ExitCode::from(CLOSED));
     }
@@ -315,13 +317,10 @@ fn start_processes(ranks: u32, cpus: Option<Vec<BTreeSet<usize>>>) -> Result<Exi
         Outcome::Success => Ok(ExitCode::SUCCESS),
         // The rank has printed its error.
         Outcome::Failed { status, .. } if status.code().is_some() => Ok(ExitCode::FAILURE),
-        other => Err(other.to_string().into()),
+        other => Err(other.into()),
     }
 }
 
-fn exit_code(wrong: u64) -> ExitCode {
-    if wrong == 0 {
-        return ExitCode::SUCCESS;
-    }
-    fail(format!("{wrong} elements are wrong"))
+fn ended(wrong: u64) -> Ended {
+    if wrong == 0 { Ok(ExitCode::SUCCESS) } else { Err(format!("{wrong} elements are wrong").into()) }
 }

@@ -5,7 +5,7 @@ use distcollective::{CollectiveOperation, DataType, ReduceOperation, Result};
 use serde_json::{Map, Value};
 
 use super::options::{Bench, Format};
-use crate::output::print;
+use crate::output::{print, print_json};
 use crate::plot::Point;
 
 /// The result for one size.
@@ -54,18 +54,18 @@ const MEDIAN: u8 = 50;
 
 const COLUMNS: [&str; 14] = [
     "operation",
-    "size",
-    "count",
-    "type",
-    "redop",
+    "size_bytes",
+    "element_count",
+    "data_type",
+    "reduce_op",
     "root",
     "out_of_place_time_us",
-    "out_of_place_algbw",
-    "out_of_place_busbw",
+    "out_of_place_algbw_gb_per_s",
+    "out_of_place_busbw_gb_per_s",
     "out_of_place_wrong",
     "in_place_time_us",
-    "in_place_algbw",
-    "in_place_busbw",
+    "in_place_algbw_gb_per_s",
+    "in_place_busbw_gb_per_s",
     "in_place_wrong",
 ];
 
@@ -93,8 +93,8 @@ impl Row {
             Value::from(self.size),
             Value::from(self.count),
             Value::from(self.data_type.name()),
-            Value::from(self.reduce_op.map_or("none", ReduceOperation::name)),
-            Value::from(self.root.map_or(-1, i64::from)),
+            Value::from(self.reduce_op.map(ReduceOperation::name)),
+            Value::from(self.root),
         ];
         values.extend(self.speed(&self.out_of_place));
         values.extend(self.in_place.as_ref().map_or_else(Default::default, |measured| self.speed(measured)));
@@ -202,28 +202,34 @@ impl<'a> Report<'a> {
         let (values, details) = (row.values(), row.details(bench));
         let settings = bench.settings.iter().cloned().map(|(name, value)| (name.to_owned(), value));
         let named = COLUMNS.into_iter().map(str::to_owned).zip(values);
-        print(match &bench.format {
+        match &bench.format {
             Format::Table => {
-                let cells: Vec<String> = named.skip(1).map(|(_, value)| cell(&value)).collect();
+                // As nccl-tests shows what an operation does not have.
+                let shown = |(name, value): (String, Value)| match name.as_str() {
+                    "reduce_op" if value.is_null() => "none".to_owned(),
+                    "root" if value.is_null() => "-1".to_owned(),
+                    _ => cell(&value),
+                };
+                let cells: Vec<String> = named.skip(1).map(shown).collect();
                 let is_asked_for = |name: &str| {
                     name.ends_with("_path") || bench.percentiles.iter().any(|p| name.ends_with(&format!("_p{p}_us")))
                 };
                 let more = details.iter().filter(|(name, _)| is_asked_for(name)).map(|(_, value)| cell(value));
-                format!(" {}{}\n", line(&cells), columns(&more.collect::<Vec<_>>()))
+                print(format!(" {}{}\n", line(&cells), columns(&more.collect::<Vec<_>>())));
             }
             Format::Csv => {
                 let all: Vec<(String, Value)> = settings.chain(named).chain(details).collect();
                 let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
                 let cells: Vec<String> = all.iter().map(|(_, value)| text(value)).collect();
                 let header = if self.points.is_empty() { format!("{}\n", names.join(",")) } else { String::new() };
-                format!("{header}{}\n", cells.join(","))
+                print(format!("{header}{}\n", cells.join(",")));
             }
             Format::Json => {
                 let object: Map<String, Value> = settings.chain(named).chain(details).collect();
-                format!("{}\n", Value::from(object))
+                print_json("distcollective.bench/1", object.into());
             }
-            Format::Points(label) => format!("{}\n", row.point(label, bench.timing.barrier)),
-        });
+            Format::Points(label) => print(format!("{}\n", row.point(label, bench.timing.barrier))),
+        }
         self.points.push(row.point("distcollective", bench.timing.barrier));
     }
 

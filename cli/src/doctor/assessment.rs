@@ -10,11 +10,11 @@ const SMALL_DEV_SHM: u64 = 64 << 20;
 
 /// Adds the conclusions and the warnings.
 pub fn assess(diagnosis: &mut Diagnosis) {
-    let (nccl_ranks, auto) = backend(diagnosis);
+    let (nccl_max_world_size, auto) = backend(diagnosis);
     diagnosis.warnings = warnings_of_host(diagnosis);
-    diagnosis.warnings.extend(warnings_of_gpus(diagnosis, nccl_ranks));
+    diagnosis.warnings.extend(warnings_of_gpus(diagnosis, nccl_max_world_size));
     diagnosis.conclusions = vec![auto, room(&diagnosis.host)];
-    diagnosis.nccl_ranks = nccl_ranks;
+    diagnosis.nccl_max_world_size = nccl_max_world_size;
 }
 
 /// For how many ranks the backend "auto" is NCCL, and the sentence about it.
@@ -82,7 +82,7 @@ fn warnings_of_host(diagnosis: &Diagnosis) -> Vec<String> {
 }
 
 /// What is wrong with the GPUs, and with what they are used through.
-fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
+fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_max_world_size: u32) -> Vec<String> {
     let mut warnings = Vec::new();
     let mut gpus: Vec<(u32, &Gpu)> = Vec::new();
     for (number, gpu) in (0..).zip(diagnosis.gpus.found().into_iter().flatten()) {
@@ -135,7 +135,7 @@ fn warnings_of_gpus(diagnosis: &Diagnosis, nccl_ranks: u32) -> Vec<String> {
         let (cores, gpus) = (count_of(cores, "core"), gpus.len());
         warnings.push(format!("{cores} for {gpus} GPUs: each rank is driven by a thread of its own"));
     }
-    if nccl_ranks > 1 && diagnosis.host.dev_shm_bytes.is_some_and(|bytes| bytes <= SMALL_DEV_SHM) {
+    if nccl_max_world_size > 1 && diagnosis.host.dev_shm_bytes.is_some_and(|bytes| bytes <= SMALL_DEV_SHM) {
         let text = "/dev/shm is as small as containers have it unless told otherwise; NCCL needs more between several GPUs \
                     (docker run --shm-size=1g)";
         warnings.push(text.to_owned());
@@ -219,7 +219,7 @@ mod tests {
             nvrtc: library(),
             nccl: Probe::Found(nccl()),
             ucx: missing("no UCX"),
-            nccl_ranks: 0,
+            nccl_max_world_size: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),
         }
@@ -290,7 +290,7 @@ mod tests {
             ),
         ] {
             let diagnosis = assessed(machine);
-            assert_eq!((diagnosis.nccl_ranks, diagnosis.conclusions[0].as_str()), (ranks, sentence));
+            assert_eq!((diagnosis.nccl_max_world_size, diagnosis.conclusions[0].as_str()), (ranks, sentence));
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Diagnosis {
     pub ucx: Probe<Library>,
     /// The number of ranks on this machine up to which the backend "auto" is NCCL. A conclusion
     /// says what it is for more.
-    pub nccl_ranks: u32,
+    pub nccl_max_world_size: u32,
     /// What follows, in sentences.
     pub conclusions: Vec<String>,
     /// What is wrong or will not work, in sentences.
@@ -61,7 +61,7 @@ impl Diagnosis {
             nvrtc: Library::of(system::nvrtc_version(left(deadline)), "libnvrtc.so").into(),
             nccl: gpu::nccl(),
             ucx: Library::of(system::ucx_version(), "libucp.so").into(),
-            nccl_ranks: 0,
+            nccl_max_world_size: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),
         }

@@ -16,7 +16,7 @@ use host::Host;
 use launch::Launch;
 use probe::Probe;
 
-use crate::output::{fail, print};
+use crate::output::{Ended, print, print_json};
 
 /// Shows what this machine has for ranks (cores, limits, launcher, GPUs, CUDA, NCCL), which backend
 /// they would use, and warnings.
@@ -33,18 +33,14 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> ExitCode {
+pub fn run(arguments: &Arguments) -> Ended {
     let mut diagnosis = Diagnosis::collect();
     assessment::assess(&mut diagnosis);
-    if !arguments.json {
-        print(to_text(&diagnosis));
-        return ExitCode::SUCCESS;
+    match arguments.json {
+        true => print_json("distcollective.doctor/1", serde_json::to_value(&diagnosis)?),
+        false => print(to_text(&diagnosis)),
     }
-    match serde_json::to_string(&diagnosis) {
-        Ok(object) => print(format!("{object}\n")),
-        Err(error) => return fail(error),
-    }
-    ExitCode::SUCCESS
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A row for each fact, then the conclusions and the warnings.

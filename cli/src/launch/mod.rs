@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::ValueHint;
-use distcollective::{ErrorKind, Rank};
+use distcollective::{Error, ErrorKind, Rank};
 use distcollective_launch::{Job, Outcome};
 
-use crate::output::{CLOSED, STYLES, tell, tell_error};
+use crate::output::{CLOSED, Ended, Failure, STYLES, tell, tell_error};
 pub use bind::Binding;
 pub use output::{Output, Prefix};
 
@@ -22,19 +22,11 @@ pub use output::{Output, Prefix};
 /// Each line that a rank writes gets the rank's number as prefix. Its standard input is empty,
 /// unless --stdin names it.
 ///
-/// If a rank fails, the launcher ends the others, and exits with the failed rank's code, or with
-/// 128 plus the signal's number if a signal ended that rank.
-///
-/// If a rank exits with code 0 while others wait for it to initialize their environment, the
-/// launcher ends them. Its exit code is then 1.
+/// The launcher ends the other ranks if a rank fails, or exits with code 0 while others wait for it
+/// to initialize their environment, or if the reader of standard output closes it.
 ///
 /// SIGHUP, SIGINT, SIGQUIT and SIGTERM go to the ranks. They have 4 s to end; a second signal kills
-/// them at once. The exit code is then 128 plus the signal's number. SIGUSR1 and SIGUSR2 go to the
-/// ranks, and Ctrl-Z stops them. If the reader of standard output closes it, the launcher ends the
-/// ranks; the exit code is 141.
-///
-/// The exit code is 1 if the ranks' output cannot be written, 2 if an option is wrong, and 127 if a
-/// rank cannot be started.
+/// them at once. SIGUSR1 and SIGUSR2 go to the ranks, and Ctrl-Z stops them.
 ///
 /// Example: distcollective launch -n 4 -- sample_dist_collective --op all
 #[derive(clap::Args)]
@@ -45,6 +37,9 @@ pub struct Arguments {
     /// The rank that reads the launcher's standard input; without it, no rank does
     #[arg(long, value_name = "RANK")]
     stdin: Option<u32>,
+    /// Show lines without the ranks' numbers, each when it is whole
+    #[arg(long)]
+    no_prefix: bool,
     /// Also write each rank's output to a file in this folder: rank0.log, rank1.log, ...
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     log_dir: Option<PathBuf>,
@@ -62,62 +57,48 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
+/// What the help says of the exit codes.
+pub const EXIT_STATUS: &str = "\
+Exit status:
+  0    all ranks exited with code 0
+  1    a rank exited with code 0 while others waited for it, or the output cannot be written
+  2    the command was called in a wrong way
+  127  a rank cannot be started
+  141  the reader of the output closed it
+  else the code of the rank that failed, or 128 and the number of the signal that ended it or that
+       the launcher received";
+
 /// The variable that says how often the ranks were started before.
 pub const RESTART_COUNT: &str = "DCL_RESTART_COUNT";
 
-/// Why there is no outcome.
-enum Failure {
-    /// The value of an option.
-    Usage(String),
-    /// The job, or the launcher itself.
-    CannotRun(String),
-    /// What ranks write.
-    Output(String),
+/// The exit code of a shell that cannot run a program.
+const CANNOT_RUN: u8 = 127;
+
+/// An error of a job. The command line gives what a job checks: ranks and CPUs.
+pub fn job_failure(error: Error, exit_code: u8) -> Failure {
+    if error.kind() == ErrorKind::InvalidArgument { Failure::usage(error) } else { Failure::new(exit_code, error) }
 }
 
-impl Failure {
-    /// The exit code: that of clap, that of a shell that cannot run a program, and 1.
-    fn exit_code(&self) -> u8 {
-        match self {
-            Failure::Usage(_) => 2,
-            Failure::CannotRun(_) => 127,
-            Failure::Output(_) => 1,
-        }
-    }
-}
-
-pub fn run(arguments: &Arguments) -> ExitCode {
-    launch(arguments).unwrap_or_else(|failure| {
-        let (Failure::Usage(text) | Failure::CannotRun(text) | Failure::Output(text)) = &failure;
-        tell_error(text);
-        ExitCode::from(failure.exit_code())
-    })
-}
-
-fn launch(arguments: &Arguments) -> Result<ExitCode, Failure> {
+pub fn run(arguments: &Arguments) -> Ended {
     let mut job = Job::new(arguments.n).own_groups();
     let output = Output::new(job.control());
     let logs = arguments.log_dir.as_ref().map(|folder| output::log_files(folder, arguments.n)).transpose();
-    let logs = logs.map_err(Failure::Usage)?;
+    let (logs, with_prefix) = (logs?, !arguments.no_prefix);
     job = job.output(
-        output.stream(std::io::stdout(), Prefix::of(&std::io::stdout()), logs.clone()),
-        output.stream(std::io::stderr(), Prefix::of(&std::io::stderr()), logs),
+        output.stream(std::io::stdout(), Prefix::of(&std::io::stdout(), with_prefix), logs.clone()),
+        output.stream(std::io::stderr(), Prefix::of(&std::io::stderr(), with_prefix), logs),
     );
     if let Some(rank) = arguments.stdin {
         job = job.stdin(rank);
     }
-    if let Some(sets) = arguments.bind.sets(arguments.n).map_err(Failure::Usage)? {
+    if let Some(sets) = arguments.bind.sets(arguments.n).map_err(Failure::usage)? {
         job = job.cpus(sets);
     }
-    let cannot = |what: &'static str| move |e: std::io::Error| Failure::CannotRun(format!("{what}: {e}"));
+    let cannot = |what: &'static str| move |e: std::io::Error| Failure::new(CANNOT_RUN, format!("{what}: {e}"));
     output.end_when_stdout_closes().map_err(cannot("standard output cannot be watched"))?;
     signals::pass_on(job.control()).map_err(cannot("signals cannot be caught"))?;
-    let outcome = run_with_restarts(&job, arguments).map_err(|e| match e.kind() {
-        // The command line gives what the job checks: ranks and CPUs.
-        ErrorKind::InvalidArgument => Failure::Usage(e.to_string()),
-        _ if output.has_failed() => Failure::Output(e.to_string()),
-        _ => Failure::CannotRun(e.to_string()),
-    })?;
+    let failed = |error| job_failure(error, if output.has_failed() { 1 } else { CANNOT_RUN });
+    let outcome = run_with_restarts(&job, arguments).map_err(failed)?;
     if output.is_closed() {
         return Ok(ExitCode::from(CLOSED));
     }

@@ -1,5 +1,6 @@
 //! Shows what ranks write.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Error, ErrorKind, IsTerminal, Result, Write};
 use std::os::fd::AsFd;
@@ -38,8 +39,9 @@ type Logs = Option<Arc<Vec<File>>>;
 
 impl Prefix {
     /// Coloured on a terminal, unless variables such as `NO_COLOR` say otherwise.
-    pub fn of(stream: &impl RawStream) -> Self {
+    pub fn of(stream: &impl RawStream, with_prefix: bool) -> Self {
         match AutoStream::choice(stream) {
+            _ if !with_prefix => Prefix::None,
             ColorChoice::Never => Prefix::Plain,
             _ => Prefix::Coloured,
         }
@@ -68,7 +70,8 @@ impl Output {
     /// One stream of the ranks, which goes to a stream of this process, and to files.
     pub fn stream<W: Write + Send + IsTerminal>(&self, to: W, prefix: Prefix, logs: Logs) -> Stream<W> {
         // A terminal that is gone no longer says that it is one.
-        Stream { output: self.clone(), is_terminal: to.is_terminal(), to, prefix, logs, line: Line::Ended }
+        let is_terminal = to.is_terminal();
+        Stream { output: self.clone(), is_terminal, to, prefix, logs, line: Line::Ended, begun: BTreeMap::new() }
     }
 
     /// Ends the job as soon as the reader of standard output has closed it, even if no rank writes
@@ -127,7 +130,13 @@ pub struct Stream<W> {
     prefix: Prefix,
     logs: Logs,
     line: Line,
+    /// Lines without a prefix that have not ended, and are not shown yet: of parts between those of
+    /// other ranks nobody could make a line.
+    begun: BTreeMap<Rank, Vec<u8>>,
 }
+
+/// The most bytes of a begun line. A longer one is shown in parts.
+const MAX_BEGUN: usize = 1 << 20;
 
 /// Where the last text ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -177,9 +186,36 @@ impl<W: Write + Send> Stream<W> {
             let written = (&logs[rank.index()]).write_all(text);
             written.map_err(|e| Error::new(e.kind(), format!("the log of rank {rank}: {e}")))?;
         }
+        if !matches!(self.prefix, Prefix::None) {
+            return self.show_of(rank, text);
+        }
+        let begun = self.begun.entry(rank).or_default();
+        begun.extend_from_slice(text);
+        let end = begun.iter().rposition(|byte| matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
+        let rest = begun.split_off(if begun.len() - end > MAX_BEGUN { begun.len() } else { end });
+        let whole = std::mem::replace(begun, rest);
+        self.show_of(rank, &whole)
+    }
+
+    /// Shows text of a rank, with prefixes if there are some.
+    fn show_of(&mut self, rank: Rank, text: &[u8]) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
         let mut out = Vec::with_capacity(text.len() + text.len() / 8);
         self.line.add(&mut out, rank, &self.prefix.text(rank), text);
         self.show(&out)
+    }
+
+    /// Ends the line of a rank, if it has begun one.
+    fn end_line(&mut self, rank: Rank) -> Result<()> {
+        let begun = self.begun.remove(&rank).unwrap_or_default();
+        self.show_of(rank, &begun)?;
+        if self.line.rank() != Some(rank) {
+            return Ok(());
+        }
+        self.line = Line::Ended;
+        self.show(b"\n")
     }
 
     fn show(&mut self, text: &[u8]) -> Result<()> {
@@ -203,11 +239,7 @@ impl<W: Write + Send> RankOutput for Stream<W> {
     }
 
     fn closed(&mut self, rank: Rank) -> Result<()> {
-        if self.line.rank() != Some(rank) {
-            return Ok(());
-        }
-        self.line = Line::Ended;
-        self.show(b"\n").inspect_err(|_| self.output.has_failed.store(true, Ordering::Release))
+        self.end_line(rank).inspect_err(|_| self.output.has_failed.store(true, Ordering::Release))
     }
 }
 
