@@ -130,8 +130,8 @@ pub struct Stream<W> {
     prefix: Prefix,
     logs: Logs,
     line: Line,
-    /// Lines without a prefix that have not ended, and are not shown yet: of parts between those of
-    /// other ranks nobody could make a line.
+    /// Lines without a prefix that have not ended. They are shown when they are whole, since lines of
+    /// other ranks may come between their parts.
     begun: BTreeMap<Rank, Vec<u8>>,
 }
 
