@@ -37,6 +37,8 @@ pub(crate) struct Wait<'a> {
     /// The text of the warning, which gets the seconds that the wait has lasted.
     warning: Option<&'a dyn Fn(u64) -> String>,
     check: fn() -> Result<()>,
+    /// How long [`pause`](Self::pause) spins.
+    spin_time: Duration,
     /// The moment of the first step.
     begin: Option<Instant>,
     has_warned: bool,
@@ -74,7 +76,8 @@ impl From<Stopped> for io::Error {
 impl<'a> Wait<'a> {
     /// A wait that is never logged.
     pub(crate) fn until(deadline: Instant) -> Self {
-        Wait { deadline, warning: None, check: interrupt::check, begin: None, has_warned: false }
+        let (spin_time, begin) = (SPIN_TIME, None);
+        Wait { deadline, warning: None, check: interrupt::check, spin_time, begin, has_warned: false }
     }
 
     /// A wait that only the interrupt hook ends early.
@@ -85,6 +88,11 @@ impl<'a> Wait<'a> {
     /// Logs the wait once, when it has lasted as long as `DCL_SLOW_WARNING` says.
     pub(crate) fn warning(self, text: &'a dyn Fn(u64) -> String) -> Self {
         Wait { warning: Some(text), ..self }
+    }
+
+    /// Gives the processor to other threads from the first [`pause`](Self::pause) on.
+    pub(crate) fn yielding(self) -> Self {
+        Wait { spin_time: Duration::ZERO, ..self }
     }
 
     /// Runs the interrupt hook with `check`.
@@ -149,7 +157,7 @@ impl<'a> Wait<'a> {
         let now = Instant::now();
         match now - *self.begin.get_or_insert(now) {
             _ if now >= self.deadline => return Err(Stopped::Late),
-            waited if waited < SPIN_TIME => std::hint::spin_loop(),
+            waited if waited < self.spin_time => std::hint::spin_loop(),
             waited if waited < YIELD_TIME => std::thread::yield_now(),
             waited => std::thread::sleep(self.step()?.min((waited / 64).clamp(POLL, LONGEST_PAUSE))),
         }

@@ -57,14 +57,14 @@ impl ClusterBackend {
     pub(super) fn agree(&self, number: u64, request: &Request<'_>) -> Result<Agreed> {
         let place = &self.placement;
         let own = self.own_record(request);
-        let mut local = Bytes::zeroed(place.local_ranks().len() * RECORD_BYTES);
+        let mut local = Bytes::of_len(place.local_ranks().len() * RECORD_BYTES);
         self.exchange_on_host(&own, &mut local, request)?;
-        let mut remote = Bytes::zeroed((place.len() - place.local_ranks().len()) * RECORD_BYTES);
+        let mut remote = Bytes::of_len((place.len() - place.local_ranks().len()) * RECORD_BYTES);
         if place.local_index(place.own) == 0 {
             self.exchange_with_machines(&local, &mut remote, request.deadline)?;
         }
         self.broadcast_on_host(&mut remote, request)?;
-        let mut all = Bytes::zeroed(place.len() * RECORD_BYTES);
+        let mut all = Bytes::of_len(place.len() * RECORD_BYTES);
         let (mut locals, mut remotes) = (local.chunks(RECORD_BYTES), remote.chunks(RECORD_BYTES));
         for (rank, record) in place.ranks().zip(all.chunks_mut(RECORD_BYTES)) {
             let next = if place.is_local(rank) { locals.next() } else { remotes.next() };
@@ -80,7 +80,7 @@ impl ClusterBackend {
 
     fn own_record(&self, request: &Request<'_>) -> Bytes {
         let (call, n) = (&request.call, self.placement.len());
-        let mut record = Bytes::zeroed(RECORD_BYTES);
+        let mut record = Bytes::copy_of(&[0; RECORD_BYTES]);
         let Signature(words) = Signature::new(*call, CountedRun::word(request.run, None));
         for (bytes, word) in record.chunks_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());

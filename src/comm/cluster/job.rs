@@ -2,7 +2,7 @@
 //! over it, and how they all end.
 
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, Weak};
@@ -68,6 +68,8 @@ pub(super) struct Job {
     ended: OnceLock<Error>,
     /// How many threads wait, and move messages meanwhile.
     pollers: AtomicUsize,
+    /// How many waits have begun.
+    waits: AtomicUsize,
     /// How many communicators this rank has made.
     made: AtomicU32,
     /// How many of them live.
@@ -85,10 +87,15 @@ struct Mover {
 }
 
 impl Mover {
+    /// Wakes the thread.
+    fn call(&self) {
+        let _full = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
     /// Ends the thread, and waits a bounded time for it, unless this is the thread.
     fn stop(&self) {
         self.is_over.store(true, Ordering::Release);
-        let _woken = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.call();
         let Some(thread) = lock(&self.thread).take() else { return };
         if thread.thread().id() == std::thread::current().id() {
             return;
@@ -146,6 +153,7 @@ impl Job {
             inbox: Mutex::default(),
             ended: OnceLock::new(),
             pollers: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
             made: AtomicU32::new(0),
             handles: AtomicUsize::new(1),
             mover: Mover { thread: Mutex::default(), is_over: AtomicBool::new(false), wake },
@@ -251,6 +259,11 @@ impl Job {
         })
     }
 
+    /// Lets the thread that moves messages do so now, since this one waits for something else.
+    pub(super) fn call_mover(&self) {
+        self.mover.call();
+    }
+
     /// How many bytes this rank has yet to send.
     pub(super) fn unsent(&self) -> usize {
         self.link.unsent()
@@ -289,6 +302,7 @@ impl Job {
         mut look: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         self.pollers.fetch_add(1, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
         let _polling = Polling(&self.pollers);
         let warning = |seconds: u64| format!("rank {} has waited for {seconds} s: {}", self.own, awaited());
         let stopped = |stopped| match stopped {
@@ -296,7 +310,9 @@ impl Job {
             stopped => stopped.error(format_args!("while it waited: {}", awaited()), ""),
         };
         let (mut wait, mut next_step) = (Wait::until(deadline).warning(&warning), Instant::now() + STEP);
-        let mut idle = Wait::until(deadline);
+        // A look at the network takes longer than to yield.
+        let idle_wait = || Wait::until(deadline).yielding();
+        let mut idle = idle_wait();
         loop {
             let has_moved = self.poll()?;
             if let Some(found) = look()? {
@@ -309,7 +325,7 @@ impl Job {
             }
             if has_moved {
                 // More of what it waits for may come at once.
-                idle = Wait::until(deadline);
+                idle = idle_wait();
             }
             idle.pause().map_err(&stopped)?;
         }
@@ -427,20 +443,26 @@ impl Drop for Polling<'_> {
 /// Moves messages along while the job lives: those of asynchronous calls, and what other ranks
 /// wait for while this one does something else. It also looks at deadlines and deaths.
 fn move_messages(job: &Job) {
-    let mut next_tick = Instant::now() + TICK;
+    let (mut next_tick, mut waits, mut is_called) = (Instant::now() + TICK, 0, false);
     while !job.mover.is_over.load(Ordering::Acquire) {
-        let others_poll = job.pollers.load(Ordering::Relaxed) > 0;
+        // One that has just waited may do so again at once.
+        let begun = job.waits.load(Ordering::Relaxed);
+        let have_waited = std::mem::replace(&mut waits, begun) != begun && !is_called;
+        let others_poll = have_waited || job.pollers.load(Ordering::Relaxed) > 0;
         let has_moved = !others_poll && job.poll().is_ok_and(|has_moved| has_moved);
         if Instant::now() >= next_tick {
             next_tick = Instant::now() + TICK;
             let _ended = job.check().and_then(|()| job.check_processes());
         }
         job.end_receives();
-        match others_poll {
-            true => std::thread::sleep(YIELD_TO_POLLERS),
-            false if has_moved => {}
-            false => sleep(job),
-        }
+        is_called = match others_poll {
+            true => sleep(job, None, YIELD_TO_POLLERS),
+            false if has_moved => false,
+            false => match job.link.to_sleep_on() {
+                Some(descriptor) => sleep(job, Some(descriptor), TICK),
+                None => sleep(job, None, YIELD_TO_POLLERS),
+            },
+        };
     }
 }
 
@@ -470,13 +492,16 @@ fn stop_at_exit(job: &Arc<Job>) {
     });
 }
 
-/// Sleeps until there may be something to move.
-fn sleep(job: &Job) {
-    let Some(descriptor) = job.link.to_sleep_on() else {
-        std::thread::sleep(YIELD_TO_POLLERS);
-        return;
-    };
-    let mut descriptors = [PollFd::new(&descriptor, PollFlags::IN), PollFd::new(&job.mover.wake, PollFlags::IN)];
-    let tick = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
-    let _interrupted = poll(&mut descriptors, Some(&tick));
+/// Sleeps until there may be something to move, which the link's descriptor says. Returns whether
+/// another thread has called.
+fn sleep(job: &Job, descriptor: Option<BorrowedFd<'_>>, longest: Duration) -> bool {
+    let wake = job.mover.wake.as_fd();
+    let mut descriptors = [wake, descriptor.unwrap_or(wake)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let longest = Timespec { tv_sec: 0, tv_nsec: i64::from(longest.subsec_nanos()) };
+    let _interrupted = poll(&mut descriptors, Some(&longest));
+    let is_called = !descriptors[0].revents().is_empty();
+    if is_called {
+        let _empty = rustix::io::read(&job.mover.wake, &mut [0; 8]);
+    }
+    is_called
 }

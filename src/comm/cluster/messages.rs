@@ -24,7 +24,8 @@ impl ClusterBackend {
     ///
     /// The request's buffer is valid for reads.
     unsafe fn send_message(&self, request: &MessageRequest, to: GroupRank) -> Result<Delivery> {
-        let mut bytes = Bytes::zeroed(HEADER_BYTES + request.byte_len());
+        let mut bytes = Bytes::of_len(HEADER_BYTES + request.byte_len());
+        bytes[..HEADER_BYTES].fill(0);
         bytes[0] = request.data_type.number();
         bytes[8..HEADER_BYTES].copy_from_slice(&(request.element_count as u64).to_le_bytes());
         // SAFETY: the caller's promise.

@@ -159,7 +159,7 @@ impl ClusterBackend {
             // Each contribution is rounded once. The rounded numbers are float32 then.
             let input_bytes =
                 if call.reads_input(self.placement.own) { call.input_bytes(self.placement.len()) } else { 0 };
-            let mut rounded = Bytes::zeroed(input_bytes);
+            let mut rounded = Bytes::of_len(input_bytes);
             let block = call.block_bytes();
             for index in 0..input_bytes.checked_div(block).unwrap_or(0) {
                 let (from, to) = (request.input_block(index), rounded[index * block..].as_mut_ptr());
@@ -202,7 +202,7 @@ impl ClusterBackend {
     ///
     /// As [`Backend::run`]. The ranks have agreed.
     unsafe fn exchange_inputs(&self, request: &Request<'_>, input_bytes: usize) -> Result<()> {
-        let mut all = Bytes::zeroed(input_bytes * self.placement.len());
+        let mut all = Bytes::of_len(input_bytes * self.placement.len());
         let call = Call::of_blocks(Collective::AllGather, DataType::Uint8, input_bytes);
         let sides = [request.input, Address::host(all.as_mut_ptr())];
         // SAFETY: the caller's promise: the input has so many bytes, and there is room for each.
@@ -303,6 +303,9 @@ impl ClusterBackend {
         let uneven = Uneven { counts: &counts, input, output };
         let null = Address::host(std::ptr::null());
         let request = Request { uneven: Some(&uneven), ..part_of(whole, call, [null; 2]) };
+        if self.job.unsent() > 0 {
+            self.job.call_mover();
+        }
         // SAFETY: the caller's promise.
         unsafe { self.run_on_host(&request) }
     }

@@ -1,6 +1,9 @@
 //! Reductions: a partial result goes from machine to machine in rank order, and each adds what its
 //! ranks give. So the bits are those of one machine.
 //!
+//! Between two machines that need not take turns, both send what their ranks give, and add it
+//! themselves.
+//!
 //! The elements are cut into *slices*. On each machine one rank, the slice's *folder*, gets what
 //! the others give to it, on the host. All slices of a *round* are on their way at once, and the
 //! next rounds follow before the results of one have come back.
@@ -44,6 +47,9 @@ struct SlicedReduction<'a> {
     /// The most elements of a slice.
     slice_len: usize,
     round_count: usize,
+    /// The two machines exchange partial results, which takes the link one step. The last partial
+    /// result is of one rank, or the order of additions changes no bit.
+    is_exchanged: bool,
 }
 
 impl<'a> SlicedReduction<'a> {
@@ -55,7 +61,11 @@ impl<'a> SlicedReduction<'a> {
             _ => (place.widest(), most.min(longest.div_ceil(place.widest()))),
         };
         let of_round = if has_blocks(request) { slice_len } else { slice_count * slice_len };
-        SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count: longest.div_ceil(of_round) }
+        let round_count = longest.div_ceil(of_round);
+        let is_ordered =
+            request.call.data_type.is_float() && !matches!(reduce_op, ReduceOperation::Max | ReduceOperation::Min);
+        let is_exchanged = matches!(&place.runs[..], [_, last] if last.len() == 1 || !is_ordered);
+        SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count, is_exchanged }
     }
 
     fn data_type(&self) -> DataType {
@@ -88,7 +98,12 @@ impl<'a> SlicedReduction<'a> {
         let ranks = self.place.ranks_of(machine);
         match self.receiver(number) {
             // What one rank gets, that rank folds, if it is where the result comes to be.
-            Some(receiver) if self.place.machine_of(receiver) == machine && machine == self.last_machine() => receiver,
+            Some(receiver)
+                if self.place.machine_of(receiver) == machine
+                    && (self.is_exchanged || machine == self.last_machine()) =>
+            {
+                receiver
+            }
             Some(receiver) if has_blocks(self.request) => match self.place.machine_of(receiver) == machine {
                 true => receiver,
                 false => self.place.counterpart(receiver, machine).1,
@@ -108,6 +123,11 @@ impl<'a> SlicedReduction<'a> {
     /// The machine of the last rank, where results come to be.
     fn last_machine(&self) -> usize {
         self.place.machine_of(GroupRank(self.place.len() as u32 - 1))
+    }
+
+    /// Whether a machine's ranks get the result of a slice.
+    fn is_received_on(&self, number: usize, machine: usize) -> bool {
+        self.receiver(number).is_none_or(|receiver| self.place.machine_of(receiver) == machine)
     }
 
     /// The machines in the order in which a result that all get goes from one to the next.
@@ -158,7 +178,7 @@ impl<'a> SlicedReduction<'a> {
             false => contributions
                 .iter()
                 .map(|contribution| {
-                    let mut wide = Bytes::zeroed(byte_len);
+                    let mut wide = Bytes::of_len(byte_len);
                     // SAFETY: the caller's promise.
                     unsafe { compute::cast(self.data_type(), *contribution, partial_type, wide.as_mut_ptr(), len) };
                     wide
@@ -170,7 +190,7 @@ impl<'a> SlicedReduction<'a> {
         if !partial.is_empty() {
             sources.push(partial.as_ptr());
         } else {
-            partial = Bytes::zeroed(byte_len);
+            partial = Bytes::of_len(byte_len);
         }
         match wide.is_empty() {
             true => sources.extend(contributions),
@@ -181,8 +201,27 @@ impl<'a> SlicedReduction<'a> {
         partial
     }
 
-    fn finish(&self, partial: &Bytes, len: usize) -> Bytes {
-        let mut result = Bytes::zeroed(len * self.data_type().byte_len());
+    /// The result of the partial results of two machines, of which the first rank is on this one if
+    /// `is_first`.
+    ///
+    /// # Safety
+    ///
+    /// This machine's partial result is valid for reads of the slice's elements.
+    unsafe fn combine(&self, own: *const u8, mut theirs: Bytes, is_first: bool, len: usize) -> Bytes {
+        let (partial_type, reduce_op) = compute::partial(self.reduce_op, self.data_type());
+        let target = theirs.as_mut_ptr();
+        let sources = if is_first { [own, target] } else { [target, own] };
+        // SAFETY: both have as many elements of the partial type, and the target may be one of them.
+        unsafe { compute::reduce(reduce_op, partial_type, &sources, target, len) };
+        self.finish(theirs, len)
+    }
+
+    fn finish(&self, partial: Bytes, len: usize) -> Bytes {
+        let (partial_type, _) = compute::partial(self.reduce_op, self.data_type());
+        if partial_type == self.data_type() && self.reduce_op != ReduceOperation::Avg {
+            return partial;
+        }
+        let mut result = Bytes::of_len(len * self.data_type().byte_len());
         let (source, target) = (partial.as_ptr(), result.as_mut_ptr());
         // SAFETY: both have as many elements of their types.
         unsafe { compute::finish(self.reduce_op, self.data_type(), self.place.len(), source, target, len) };
@@ -195,7 +234,9 @@ fn has_blocks(request: &Request<'_>) -> bool {
     request.call.input().is_per_rank
 }
 
-/// The results of a round that have come to be on this rank, by the numbers of their slices.
+/// The results of a round that have come to be on this rank, by the numbers of their slices. Where
+/// two machines exchange partial results, they are this machine's at first, and empty where that is
+/// this rank's input.
 type Results = Vec<(Slice, Bytes)>;
 
 impl ClusterBackend {
@@ -258,7 +299,7 @@ impl ClusterBackend {
             for slice in &own_slices {
                 let (partial_type, _) = compute::partial(reduction.reduce_op, reduction.data_type());
                 let partial_len = slice.len * partial_type.byte_len();
-                let previous = match run.checked_sub(1) {
+                let previous = match run.checked_sub(1).filter(|_| !reduction.is_exchanged) {
                     None => None,
                     Some(previous) => {
                         let from = reduction.folder(slice.number, machine_of_run(previous));
@@ -275,13 +316,29 @@ impl ClusterBackend {
                 let contributions: Vec<*const u8> = ranks.clone().map(contribution).collect();
                 // SAFETY: each is valid for the slice: in what the host has gathered, or in the
                 // input of this rank, which is alone on its machine.
-                let partial = unsafe { reduction.add(previous, &contributions, slice.len) };
+                let mut partial = unsafe { reduction.add(previous, &contributions, slice.len) };
                 offset += reduction.byte_len(*slice);
-                if run + 1 < place.runs.len() {
+                if reduction.is_exchanged {
+                    let other = machine_of_run(1 - run);
+                    let is_sent = reduction.is_received_on(slice.number, other);
+                    if reduction.is_received_on(slice.number, place.own_machine()) {
+                        let own = match (given.is_none() && partial_type == reduction.data_type(), is_sent) {
+                            // It is the input.
+                            (true, _) => Bytes::default(),
+                            (false, true) => Bytes::copy_of(&partial),
+                            (false, false) => std::mem::take(&mut partial),
+                        };
+                        results.push((*slice, own));
+                    }
+                    if is_sent {
+                        let to = place.member(reduction.folder(slice.number, other));
+                        self.job.send(to, self.slice_tag(MessageKind::Partials), partial)?;
+                    }
+                } else if run + 1 < place.runs.len() {
                     let to = place.member(reduction.folder(slice.number, machine_of_run(run + 1)));
                     self.job.send(to, self.slice_tag(MessageKind::Partials), partial)?;
                 } else {
-                    let result = reduction.finish(&partial, slice.len);
+                    let result = reduction.finish(partial, slice.len);
                     self.send_result(reduction, *slice, &result)?;
                     results.push((*slice, result));
                 }
@@ -320,7 +377,7 @@ impl ClusterBackend {
                 None => std::ptr::null(),
                 Some(first) if slices.windows(2).all(follows) => reduction.input(*first),
                 Some(_) => {
-                    let mut bytes = Bytes::zeroed(*len);
+                    let mut bytes = Bytes::of_len(*len);
                     let mut at = 0;
                     for slice in &slices {
                         let byte_len = reduction.byte_len(*slice);
@@ -334,7 +391,7 @@ impl ClusterBackend {
             };
             inputs.push(Address::host(address));
         }
-        let mut given = Bytes::zeroed(own_len * locals.len());
+        let mut given = Bytes::of_len(own_len * locals.len());
         let outputs: Vec<Address> =
             (0..locals.len()).map(|from| Address::host(given.as_mut_ptr().wrapping_add(from * own_len))).collect();
         let len = |_: usize, to: usize| lens[to];
@@ -363,6 +420,30 @@ impl ClusterBackend {
         }
     }
 
+    /// Takes the other machine's partial results of a round, and adds them to this machine's.
+    ///
+    /// # Safety
+    ///
+    /// As [`reduce`](Self::reduce).
+    unsafe fn take_partials(&self, reduction: &SlicedReduction<'_>, results: &mut Results) -> Result<()> {
+        let (place, deadline) = (&self.placement, reduction.request.deadline);
+        let is_first = place.runs[0].contains(&place.own.index());
+        let (partial_type, _) = compute::partial(reduction.reduce_op, reduction.data_type());
+        for (slice, bytes) in results {
+            let from = reduction.folder(slice.number, 1 - place.own_machine());
+            let byte_len = slice.len * partial_type.byte_len();
+            let theirs = self.receive_slice(MessageKind::Partials, from, byte_len, deadline)?;
+            let own = if bytes.is_empty() { reduction.input(*slice) } else { bytes.as_ptr() };
+            // SAFETY: the caller's promise, and the bytes are of the slice.
+            *bytes = unsafe { reduction.combine(own, theirs, is_first, slice.len) };
+            if reduction.receiver(slice.number).is_some() {
+                // SAFETY: the output holds the slice, by the contract of `Backend`.
+                unsafe { compute::copy(bytes.as_ptr(), reduction.block_output(*slice), bytes.len()) };
+            }
+        }
+        Ok(())
+    }
+
     /// Takes the results of a round.
     ///
     /// # Safety
@@ -373,10 +454,14 @@ impl ClusterBackend {
         let last_machine = reduction.last_machine();
         let is_last = place.own_machine() == last_machine;
         let folder_there = |slice: Slice| reduction.folder(slice.number, last_machine);
+        if reduction.is_exchanged {
+            // SAFETY: the caller's promise.
+            unsafe { self.take_partials(reduction, &mut results)? };
+        }
         if reduction.receiver(0).is_some() {
             let gets = |slice: &Slice| slice.len > 0 && reduction.receiver(slice.number) == Some(place.own);
             let slices = (0..reduction.slice_count).map(|number| reduction.slice(round, number)).filter(gets);
-            for slice in slices.filter(|_| !is_last) {
+            for slice in slices.filter(|_| !is_last && !reduction.is_exchanged) {
                 let len = reduction.byte_len(slice);
                 let result = self.receive_slice(MessageKind::Results, folder_there(slice), len, deadline)?;
                 // SAFETY: the output holds the slice, by the contract of `Backend`.
@@ -384,7 +469,7 @@ impl ClusterBackend {
             }
             return Ok(());
         }
-        if let Some(machine) = reduction.before(place.own_machine()) {
+        if let Some(machine) = reduction.before(place.own_machine()).filter(|_| !reduction.is_exchanged) {
             for slice in reduction.slices_of(round, place.own) {
                 let from = reduction.folder(slice.number, machine);
                 let result = self.receive_slice(MessageKind::Results, from, reduction.byte_len(slice), deadline)?;

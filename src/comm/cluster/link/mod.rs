@@ -7,8 +7,9 @@ pub(super) mod in_process;
 pub(super) mod ucx;
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
 
 use crate::error::{Result, bail};
 use crate::rank::Rank;
@@ -16,17 +17,43 @@ use crate::rank::Rank;
 /// The bytes of a message, aligned to every element type.
 #[derive(Debug, Default)]
 pub(super) struct Bytes {
+    /// At least as many as the bytes need.
     words: Vec<u64>,
     len: usize,
 }
 
+/// Memory of dropped messages, which the next ones take: the system would take longer to give pages
+/// of zeros.
+static SPARE: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
+
+/// The fewest and the most bytes of a message whose memory is kept, and of how many it is.
+const KEPT_BYTES: RangeInclusive<usize> = 16 << 10..=512 << 10;
+const MOST_KEPT: usize = 32;
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if KEPT_BYTES.contains(&(self.words.len() * size_of::<u64>()))
+            // In a fork, no thread may be there that unlocks it.
+            && let Ok(mut spare) = SPARE.try_lock()
+            && spare.len() < MOST_KEPT
+        {
+            spare.push(std::mem::take(&mut self.words));
+        }
+    }
+}
+
 impl Bytes {
-    pub(super) fn zeroed(len: usize) -> Self {
-        Bytes { words: vec![0; len.div_ceil(size_of::<u64>())], len }
+    /// Bytes that are to be written: they may be those of an earlier message.
+    pub(super) fn of_len(len: usize) -> Self {
+        let words = spare_words(len).unwrap_or_else(|| vec![0; len.div_ceil(size_of::<u64>())]);
+        Bytes { words, len }
     }
 
-    /// As [`zeroed`](Self::zeroed), where a peer says the length.
+    /// As [`of_len`](Self::of_len), where a peer says the length.
     fn of_peers_len(len: usize) -> Result<Self> {
+        if let Some(words) = spare_words(len) {
+            return Ok(Bytes { words, len });
+        }
         let mut words = Vec::new();
         let count = len.div_ceil(size_of::<u64>());
         if words.try_reserve_exact(count).is_err() {
@@ -37,7 +64,7 @@ impl Bytes {
     }
 
     pub(super) fn copy_of(bytes: &[u8]) -> Self {
-        let mut copy = Bytes::zeroed(bytes.len());
+        let mut copy = Bytes::of_len(bytes.len());
         copy.copy_from_slice(bytes);
         copy
     }
@@ -48,11 +75,22 @@ impl Bytes {
     ///
     /// It is valid for reads of `len` bytes, which no other code writes.
     pub(super) unsafe fn copy_from(address: *const u8, len: usize) -> Self {
-        let mut copy = Bytes::zeroed(len);
+        let mut copy = Bytes::of_len(len);
         // SAFETY: the caller's promise.
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(address, len) };
         copy
     }
+}
+
+/// The smallest kept memory that has room for so many bytes.
+fn spare_words(len: usize) -> Option<Vec<u64>> {
+    if !KEPT_BYTES.contains(&len) {
+        return None;
+    }
+    let mut spare = SPARE.try_lock().ok()?;
+    let fits = spare.iter().enumerate().filter(|(_, words)| words.len() * size_of::<u64>() >= len);
+    let (index, _) = fits.min_by_key(|(_, words)| words.len())?;
+    Some(spare.swap_remove(index))
 }
 
 impl Deref for Bytes {
