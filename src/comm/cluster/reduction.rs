@@ -23,7 +23,7 @@ use crate::memory::Address;
 use crate::rank::{GroupRank, Rank};
 
 /// The most bytes of a slice.
-const SLICE_BYTES: usize = 128 << 10;
+const SLICE_BYTES: usize = 256 << 10;
 
 /// How many rounds a rank begins before it needs the results of the first of them.
 const ROUNDS_AHEAD: usize = 4;

@@ -160,6 +160,12 @@ fn long_blocks_move_and_are_reduced_in_pieces() {
         let mut all = all_collectives(communicator, 333_333, &[ReduceOperation::Sum], float)?;
         let narrow = |bits| bf16::from_f32(float(bits));
         all.extend(all_collectives(communicator, 200_001, &[ReduceOperation::Avg], narrow)?);
+        // The order of these changes no bit, so two machines exchange what their ranks give.
+        let ends = [ReduceOperation::Max, ReduceOperation::Min];
+        all.extend(all_collectives(communicator, 40_001, &ends, |bits| f16::from_bits(bits as u16))?);
+        let integers = [ReduceOperation::Sum, ReduceOperation::Prod, ReduceOperation::Avg];
+        all.extend(all_collectives(communicator, 70_001, &integers, |bits| bits as i8)?);
+        all.extend(all_collectives(communicator, 9001, &integers, |bits| i64::from(bits) << 33)?);
         Ok(all)
     });
 }

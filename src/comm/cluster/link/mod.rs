@@ -27,8 +27,8 @@ pub(super) struct Bytes {
 static SPARE: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
 
 /// The fewest and the most bytes of a message whose memory is kept, and of how many it is.
-const KEPT_BYTES: RangeInclusive<usize> = 16 << 10..=512 << 10;
-const MOST_KEPT: usize = 32;
+const KEPT_BYTES: RangeInclusive<usize> = 16 << 10..=1 << 20;
+const MOST_KEPT: usize = 16;
 
 impl Drop for Bytes {
     fn drop(&mut self) {
