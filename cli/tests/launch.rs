@@ -159,8 +159,7 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
     let (output, text) = launch(2, &["sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(3), "{text}");
-    let late = "rank 1 of 2 did not come before the deadline; MASTER_ADDR is the loopback of each machine";
-    assert!(text.contains(late), "{text}");
+    assert!(text.contains("rank 1 of 2 did not come before the deadline"), "{text}");
 
     let (output, text) = launch(2, &["/no/such/program"]);
     assert_eq!(output.status.code(), Some(127), "{text}");

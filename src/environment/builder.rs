@@ -191,8 +191,11 @@ impl EnvironmentBuilder {
         let report = LaunchReport::begin(&discovery, deadline);
         let job = format!("environment {} of {}", only_one.generation(), discovery.job);
         let connected = self.connect(&discovery, &job, deadline).map_err(|e| e.on_rank(discovery.rank));
-        let (communicator, AgreedSetup { seed, machines, .. }) = connected?;
-        discovery.derive_local_numbers(&machines);
+        let (communicator, AgreedSetup { seed, machines, backend }) = connected?;
+        if backend != BackendKind::Nccl {
+            // NCCL's ranks have taken the GPUs of the numbers that they had.
+            discovery.derive_local_numbers(&machines);
+        }
         let communicator = communicator.with_timeout(timeout);
         report.met();
         only_one.count(&communicator);

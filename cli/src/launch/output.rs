@@ -130,7 +130,7 @@ pub struct Stream<W> {
     prefix: Prefix,
     logs: Logs,
     line: Line,
-    /// Lines without a prefix that have not ended. They are shown when they are whole, since lines of
+    /// Lines without a prefix that have not ended. They are shown when they are whole: lines of
     /// other ranks may come between their parts.
     begun: BTreeMap<Rank, Vec<u8>>,
 }

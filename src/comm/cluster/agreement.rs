@@ -49,7 +49,8 @@ fn signature_of(record: &[u8]) -> Signature {
 }
 
 impl ClusterBackend {
-    /// Exchanges what ranks say of a call, and compares it. `number` is for errors; see [`difference`].
+    /// Exchanges what ranks say of a call, and compares it. `number` is for errors, as
+    /// [`difference`] has it.
     ///
     /// # Errors
     ///

@@ -459,7 +459,11 @@ fn move_messages(job: &Job) {
             true => sleep(job, None, YIELD_TO_POLLERS),
             false if has_moved => false,
             false => match job.link.to_sleep_on() {
-                Some(descriptor) => sleep(job, Some(descriptor), TICK),
+                Some(descriptor) => {
+                    let is_called = sleep(job, Some(descriptor), TICK);
+                    waits = job.waits.load(Ordering::Relaxed);
+                    is_called
+                }
                 None => sleep(job, None, YIELD_TO_POLLERS),
             },
         };

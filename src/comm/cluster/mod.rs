@@ -25,6 +25,7 @@ mod reduction;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -123,17 +124,20 @@ impl ClusterBackend {
             let (call, is_counted) = (&request.call, request.call.purpose.is_counted());
             calls.counted += u64::from(is_counted);
             let number = calls.counted + u64::from(!is_counted);
+            let is_explained = Cell::new(false);
             let explain = |error: Error| {
+                is_explained.set(true);
                 let is_late = error.kind() == ErrorKind::DeadlineExceeded && call.purpose == Purpose::MONITORED_BARRIER;
                 let missing = if is_late { self.missing() } else { None };
-                missing.unwrap_or_else(|| error.about(|| format!("{call} ({})", place_of(is_counted, number))))
+                let named = || format!("{call} ({}): {error}", place_of(is_counted, number));
+                missing.unwrap_or_else(|| Error::new(error.kind(), named()))
             };
             // SAFETY: the caller's promise.
             let result = unsafe { self.run_entered(number, &Request { explain: Some(&explain), ..*request }) };
             result.map_err(|error| match error.kind() {
-                ErrorKind::Disagreement => error,
-                // The host or another rank has said what it is about.
-                _ if self.host.check().is_err() => error,
+                // It names calls, or another rank has said what it is about.
+                ErrorKind::Disagreement | ErrorKind::Aborted => error,
+                _ if is_explained.get() => error,
                 _ => explain(error),
             })
         });
@@ -259,6 +263,9 @@ impl ClusterBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn run_on_host(&self, request: &Request<'_>) -> Result<()> {
+        if self.job.unsent() > 0 {
+            self.job.call_mover();
+        }
         // SAFETY: the caller's promise.
         unsafe { Checked { backend: Some(&*self.host), request }.run() }
     }
@@ -303,9 +310,6 @@ impl ClusterBackend {
         let uneven = Uneven { counts: &counts, input, output };
         let null = Address::host(std::ptr::null());
         let request = Request { uneven: Some(&uneven), ..part_of(whole, call, [null; 2]) };
-        if self.job.unsent() > 0 {
-            self.job.call_mover();
-        }
         // SAFETY: the caller's promise.
         unsafe { self.run_on_host(&request) }
     }
@@ -336,6 +340,7 @@ impl ClusterBackend {
 
     /// The error of a monitored barrier that names every rank that has not come.
     fn missing(&self) -> Option<Error> {
+        let _failed = self.job.poll();
         let mut inbox = self.job.inbox();
         let missing: Vec<u32> =
             self.peers().filter(|rank| inbox.take(*rank, self.arrival_tag()).is_none()).map(|rank| rank.0).collect();

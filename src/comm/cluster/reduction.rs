@@ -64,7 +64,9 @@ impl<'a> SlicedReduction<'a> {
         let round_count = longest.div_ceil(of_round);
         let is_ordered =
             request.call.data_type.is_float() && !matches!(reduce_op, ReduceOperation::Max | ReduceOperation::Min);
-        let is_exchanged = matches!(&place.runs[..], [_, last] if last.len() == 1 || !is_ordered);
+        // A root would take all of the other machine's partial results at once.
+        let is_exchanged = request.call.collective.root().is_none()
+            && matches!(&place.runs[..], [_, last] if last.len() == 1 || !is_ordered);
         SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count, is_exchanged }
     }
 
@@ -98,12 +100,7 @@ impl<'a> SlicedReduction<'a> {
         let ranks = self.place.ranks_of(machine);
         match self.receiver(number) {
             // What one rank gets, that rank folds, if it is where the result comes to be.
-            Some(receiver)
-                if self.place.machine_of(receiver) == machine
-                    && (self.is_exchanged || machine == self.last_machine()) =>
-            {
-                receiver
-            }
+            Some(receiver) if self.place.machine_of(receiver) == machine && machine == self.last_machine() => receiver,
             Some(receiver) if has_blocks(self.request) => match self.place.machine_of(receiver) == machine {
                 true => receiver,
                 false => self.place.counterpart(receiver, machine).1,
@@ -201,8 +198,7 @@ impl<'a> SlicedReduction<'a> {
         partial
     }
 
-    /// The result of the partial results of two machines, of which the first rank is on this one if
-    /// `is_first`.
+    /// The result of two partial results. This machine has the first rank if `is_first`.
     ///
     /// # Safety
     ///
@@ -211,7 +207,7 @@ impl<'a> SlicedReduction<'a> {
         let (partial_type, reduce_op) = compute::partial(self.reduce_op, self.data_type());
         let target = theirs.as_mut_ptr();
         let sources = if is_first { [own, target] } else { [target, own] };
-        // SAFETY: both have as many elements of the partial type, and the target may be one of them.
+        // SAFETY: both have as many elements, and the target may be one of them.
         unsafe { compute::reduce(reduce_op, partial_type, &sources, target, len) };
         self.finish(theirs, len)
     }

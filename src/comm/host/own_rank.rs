@@ -51,8 +51,13 @@ impl OwnRank {
     /// Returns the first such error.
     pub(super) fn end(&self, error: &Error, reason: &str) -> &Error {
         // First this rank's own, so that its other threads do not take it for another rank's.
-        let first = self.ended.get_or_init(|| error.clone());
-        self.segment.domain.abort(error.kind(), self.name(), reason);
+        let mut is_first = false;
+        let first = self.ended.get_or_init(|| {
+            is_first = true;
+            error.clone()
+        });
+        let reason = if is_first { reason } else { &first.to_string() };
+        self.segment.domain.abort(first.kind(), self.name(), reason);
         first
     }
 

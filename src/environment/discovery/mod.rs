@@ -56,9 +56,8 @@ pub(super) struct Discovery {
     pub(super) sources: BTreeMap<&'static str, String>,
 }
 
-/// The source of a local number that no variable gives. Until the ranks have met, all seem to be on
-/// one machine.
-const DERIVED: &str = "derived from the ranks' machines";
+/// The source of a local number that no variable gives, until the ranks have met.
+const DERIVED: &str = "derived: all ranks on one machine";
 
 impl Discovery {
     /// Counts this machine's ranks, where no variable does. `machines` has each rank's.
@@ -69,11 +68,18 @@ impl Discovery {
         let [rank, size] = ["local_rank", "local_world_size"].map(is_derived);
         self.local_rank = if rank { count(&machines[..own]) } else { self.local_rank };
         self.local_world_size = if size { count(machines) } else { self.local_world_size };
+        if machines.iter().any(|machine| *machine != machines[own]) {
+            let derived = self.sources.values_mut().filter(|source| *source == DERIVED);
+            derived.for_each(|source| *source = "derived from the ranks' machines".to_owned());
+        }
     }
 
     /// Adds to the error of ranks that have not met what the cause may be.
     pub(super) fn explain_late(&self, error: Error) -> Error {
-        match error.kind() == ErrorKind::DeadlineExceeded && self.master_port.is_some() {
+        let is_derived = self.sources.get("local_world_size").is_some_and(|source| source == DERIVED);
+        let may_be_several = is_derived || self.local_world_size < self.world_size;
+        let is_loopback = self.job.starts_with(rendezvous_point::LOOPBACK);
+        match error.kind() == ErrorKind::DeadlineExceeded && is_loopback && may_be_several {
             true => error.followed_by(
                 "; MASTER_ADDR is the loopback of each machine: ranks on several machines need an address of rank 0's",
             ),

@@ -28,6 +28,10 @@ pub(super) fn variable_names() -> impl Iterator<Item = &'static str> {
     [ADDRESS, PORT, RENDEZVOUS_PORT, HOST_ID].into_iter().chain(RUN)
 }
 
+/// What the text of a job begins with whose ranks meet on one machine, because its address is the
+/// loopback.
+pub(super) const LOOPBACK: &str = "loopback:";
+
 impl Search<'_> {
     /// Where the ranks meet, if not on this machine by the job's name, and a text that is the same
     /// on every rank of the job and on no other job's. `several_machines` says why the ranks are on
@@ -64,7 +68,7 @@ impl Search<'_> {
                          machines ({reason})"
                     ));
                 }
-                return (None, format!("loopback:{port}/{run}{of_launcher}"));
+                return (None, format!("{LOOPBACK}{port}/{run}{of_launcher}"));
             }
             let job = format!("{host}:{port}/{run}{of_launcher}");
             let port = rendezvous_port.unwrap_or_else(|| default_port(port));

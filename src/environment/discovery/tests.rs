@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use super::rendezvous_point::HYDRA_PROXY;
 use super::search::Ancestor;
 use super::*;
+use crate::error::error;
 
 impl System {
     fn new(variables: &[(&str, &str)]) -> Self {
@@ -128,6 +129,13 @@ fn loopback_names_are_one_and_jobs_are_apart() {
     assert_eq!(job("localhost", "a"), job("127.0.0.1", "a"));
     assert_eq!(job("::1", "a"), job("[::1]", "a"));
     assert_ne!(job("localhost", "a"), job("localhost", "b"));
+    let late = |local: &[(&str, &str)]| {
+        let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "5")];
+        let found = find(&CallerValues::default(), &[&variables, local].concat()).expect("complete");
+        found.explain_late(error!(DeadlineExceeded, "late")).to_string()
+    };
+    assert!(late(&[]).starts_with("late; MASTER_ADDR is the loopback of each machine"));
+    assert_eq!(late(&[("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")]), "late");
     assert_ne!(job("10.0.0.1", "a"), job("localhost", "a"));
 }
 

@@ -82,13 +82,14 @@ impl Bytes {
     }
 }
 
-/// The smallest kept memory that has room for so many bytes.
+/// The smallest kept memory that has room for so many bytes, and not for many more.
 fn spare_words(len: usize) -> Option<Vec<u64>> {
     if !KEPT_BYTES.contains(&len) {
         return None;
     }
     let mut spare = SPARE.try_lock().ok()?;
-    let fits = spare.iter().enumerate().filter(|(_, words)| words.len() * size_of::<u64>() >= len);
+    let fits =
+        spare.iter().enumerate().filter(|(_, words)| (len..=4 * len).contains(&(words.len() * size_of::<u64>())));
     let (index, _) = fits.min_by_key(|(_, words)| words.len())?;
     Some(spare.swap_remove(index))
 }

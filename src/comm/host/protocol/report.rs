@@ -46,7 +46,7 @@ impl Report<'_> {
     fn about(&self, error: Error) -> Error {
         match self.request.explain {
             Some(explain) => explain(error),
-            None => error.about(|| self.call()),
+            None => Error::new(error.kind(), format!("{}: {error}", self.call())),
         }
     }
 
