@@ -63,6 +63,7 @@ fn name_is_taken(participant: &Participant<'_>, e: io::Error) -> Error {
         let _ = peer::introduce_to_rank_0(&mut channel, participant, instance, &mut Wait::until(deadline));
     }
     caused_by(error!(System, "another rank 0 of this user waits or runs under the same job name"), "bind", e)
+        .followed_by("; a second job with the same MASTER_PORT needs a DCL_JOB_ID of its own")
 }
 
 /// Makes the memory and sends it to the processes that have come.
