@@ -6,12 +6,13 @@ use super::{BackendKind, Communicator, NcclId};
 use crate::collective::Determinism;
 use crate::rank::Rank;
 
-/// Makes communicators in one of three ways:
+/// Makes communicators in one of four ways:
 ///
 /// | ranks | what is set | the last call |
 /// |---|---|---|
 /// | threads of this process | [`backend`](Self::backend) | [`spawn`](Self::spawn), [`in_process`](Self::in_process) |
 /// | processes of one machine and one user | [`job`](Self::job), `world_size`, `rank` | [`connect`](Self::connect) |
+/// | processes of one machine or several, which can exchange bytes | `world_size`, `rank` | [`connect_by`](Self::connect_by) |
 /// | threads or processes with a GPU each | [`nccl`](Self::nccl), `world_size`, `rank`, `device` | [`connect`](Self::connect) |
 ///
 /// ```
@@ -52,7 +53,7 @@ pub struct CommunicatorBuilder {
     pub(super) device: Option<u32>,
     pub(super) control: Option<Communicator>,
     pub(super) timeout: Option<Duration>,
-    pub(super) determinism: Determinism,
+    pub(crate) determinism: Determinism,
 }
 
 impl CommunicatorBuilder {

@@ -173,11 +173,7 @@ impl CommunicatorBuilder {
                 "neither a job's name nor an NCCL id is set, and ranks find each other by one of them"
             ),
         };
-        let world_size = self.world_size.unwrap_or(1);
-        if world_size == 0 || world_size > MAX_RANKS {
-            bail!(InvalidArgument, "world_size is {world_size}; between processes it is 1 to {MAX_RANKS}");
-        }
-        let timeout = self.own_timeout()?;
+        let (world_size, timeout) = (self.own_world_size()?, self.own_timeout()?);
         let participant = Participant {
             job,
             secret: None,
@@ -189,6 +185,20 @@ impl CommunicatorBuilder {
         };
         let backends = host::between_processes(&participant)?;
         Ok(backends.into_iter().map(|backend| self.communicator(Arc::new(backend), timeout)).collect())
+    }
+
+    /// The rank, the number of ranks and the timeout of [`connect_by`](Self::connect_by).
+    pub(crate) fn place_to_connect_by(&self) -> Result<(Rank, u32, Duration)> {
+        interrupt::check_may_wait()?;
+        self.check_backend()?;
+        if self.job.is_some() || self.id.is_some() {
+            bail!(InvalidArgument, "connect_by finds the ranks by what they exchange; job and nccl are for connect");
+        }
+        let (rank, world_size) = (self.own_rank(), self.own_world_size()?);
+        match rank.0 < world_size {
+            true => Ok((rank, world_size, self.own_timeout()?)),
+            false => bail!(InvalidArgument, "rank is {rank}; it is less than world_size, {world_size}"),
+        }
     }
 
     fn connect_nccl(self, id: &NcclId) -> Result<Communicator> {
@@ -223,6 +233,15 @@ impl CommunicatorBuilder {
 
     fn own_rank(&self) -> Rank {
         self.rank.unwrap_or(Rank(0))
+    }
+
+    fn own_world_size(&self) -> Result<u32> {
+        match self.world_size.unwrap_or(1) {
+            world_size @ 1..=MAX_RANKS => Ok(world_size),
+            world_size => {
+                bail!(InvalidArgument, "world_size is {world_size}; between processes it is 1 to {MAX_RANKS}")
+            }
+        }
     }
 
     fn own_timeout(&self) -> Result<Duration> {

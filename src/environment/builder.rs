@@ -7,6 +7,7 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use super::agreement::{AgreedSetup, RankInfo};
+use super::connect_by::connect_over_ucx;
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::groups::NamedGroups;
 use super::held_port::HeldPort;
@@ -15,9 +16,7 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{
-    BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, connect_machines, exchange, timeout_or, ucx_link,
-};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, exchange, timeout_or};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
@@ -257,12 +256,8 @@ impl EnvironmentBuilder {
         let agreement = AgreedSetup::of_ranks(&infos)?;
         let job = format!("{job} {}", rendezvous.nonce());
         if agreement.backend == BackendKind::Ucx {
-            let link = ucx_link(rank, world_size);
-            let told = link.as_ref().map(|(_, address)| address.clone()).map_err(ToString::to_string);
-            let told = exchange(&told, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
-            let addresses = agreement.addresses(told)?;
-            let machines = agreement.machines.clone();
-            let communicator = connect_machines(link?.0, &job, rank, machines, &addresses, deadline)?;
+            let exchange_bytes = |bytes: &[u8]| rendezvous.exchange(bytes, deadline);
+            let communicator = connect_over_ucx(&agreement, &job, rank, deadline, exchange_bytes)?;
             return Ok((communicator, agreement));
         }
         let host = agreement.is_one_machine().then(|| connect_host(&job)).transpose()?;

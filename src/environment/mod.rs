@@ -3,6 +3,7 @@
 
 mod agreement;
 mod builder;
+mod connect_by;
 mod discovery;
 mod endpoint;
 mod groups;

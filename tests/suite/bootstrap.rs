@@ -1,5 +1,6 @@
 //! How the processes of a communicator find each other, and what ends that.
 
+use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use distcollective::comm::{BackendKind, CommunicatorBuilder, NcclId};
@@ -103,7 +104,32 @@ fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
 }
 
 #[test]
+fn ranks_meet_by_what_they_exchange() {
+    let (barrier, told) = (Barrier::new(3), Mutex::new(vec![Vec::new(); 3]));
+    let exchange = |rank: usize, own: &[u8]| {
+        told.lock().expect("no panic")[rank] = own.to_vec();
+        barrier.wait();
+        let all = told.lock().expect("no panic").clone();
+        barrier.wait();
+        Ok(all)
+    };
+    let sum_of = |rank: usize| {
+        let builder = Communicator::builder().world_size(3).rank(rank as u32).timeout(DEADLINE);
+        let communicator = builder.connect_by(|own| exchange(rank, own)).expect("all come");
+        assert_eq!((communicator.backend(), communicator.timeout()), (BackendKind::Host, DEADLINE));
+        let mut x = [rank as u32];
+        communicator.all_reduce(&mut x, ReduceOperation::Sum).expect("a sum");
+        x[0]
+    };
+    std::thread::scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| scope.spawn(move || sum_of(rank)));
+        assert_eq!(ranks.map(|rank| rank.join().expect("no panic")), [3; 3]);
+    });
+}
+
+#[test]
 fn numbers_that_do_not_fit_are_refused_before_any_wait() {
+    let alone = |own: &[u8]| Ok(vec![own.to_vec()]);
     let new = Communicator::builder;
     let id = NcclId::from_bytes(&[1; NcclId::BYTE_LEN]).expect("an id");
     let several = [
@@ -124,6 +150,12 @@ fn numbers_that_do_not_fit_are_refused_before_any_wait() {
         (new().backend(BackendKind::Host).nccl(&id).connect(), "an NCCL id is not for the backend \"host\""),
         (new().backend(BackendKind::Nccl).job("x").connect(), "the backend \"nccl\" connects by an NCCL id"),
         (new().device(1).job("x").connect(), "a device is for ranks with an NCCL id"),
+        (
+            new().job("x").connect_by(alone),
+            "connect_by finds the ranks by what they exchange; job and nccl are for connect",
+        ),
+        (new().rank(1).connect_by(alone), "rank is 1; it is less than world_size, 1"),
+        (new().world_size(2).connect_by(alone), "exchange_bytes gives those of 1 rank, and world_size is 2"),
     ];
     let one = one.map(|(result, text)| (result.map(|communicator| vec![communicator]), text));
     for (result, text) in several.into_iter().chain(one) {

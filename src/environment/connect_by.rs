@@ -1,0 +1,79 @@
+//! Ranks of one machine or several that exchange bytes by means of the caller's.
+
+use std::time::Instant;
+
+use super::agreement::{AgreedSetup, RankInfo};
+use crate::comm::{BackendKind, Communicator, CommunicatorBuilder, connect_machines, exchange, ucx_link};
+use crate::error::{Result, bail};
+use crate::handshake::random_text;
+use crate::rank::Rank;
+use crate::util::deadline_after;
+use crate::util::text::count_of;
+
+impl CommunicatorBuilder {
+    /// Connects this rank to the others without GPUs, also between machines: on the host backend if
+    /// all are on one machine, else with UCX between the machines. Collective.
+    ///
+    /// `exchange_bytes` gets bytes of this rank, and returns those of every rank, in rank order: a
+    /// store that all ranks reach can bring them. It is called at most twice. It waits for the
+    /// other ranks itself, and returns an error when the builder's timeout is over, which counts
+    /// for all of this call.
+    ///
+    /// ```
+    /// use distcollective::Communicator;
+    ///
+    /// // With more ranks, a store brings the bytes of the others.
+    /// let exchange = |own: &[u8]| Ok(vec![own.to_vec()]);
+    /// let communicator = Communicator::builder().world_size(1).rank(0).connect_by(exchange)?;
+    /// communicator.barrier()?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`connect`](Self::connect) with a job's name, except for the name.
+    /// - `Unsupported`: there are several machines, and a rank has no UCX. Every rank gets it.
+    /// - Those of `exchange_bytes`.
+    pub fn connect_by(self, mut exchange_bytes: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<Communicator> {
+        let (rank, world_size, timeout) = self.place_to_connect_by()?;
+        let deadline = deadline_after(timeout);
+        let mut exchange_bytes = |own: &[u8]| match exchange_bytes(own)? {
+            all if all.len() == world_size as usize => Ok(all),
+            all => bail!(
+                InvalidArgument,
+                "exchange_bytes gives those of {}, and world_size is {world_size}",
+                count_of(all.len(), "rank")
+            ),
+        };
+        // No seed, and no GPU, which ranks choose by local ranks: any that differ will do.
+        let info = RankInfo::of_this_process(BackendKind::Host, 0, || 0, rank.0);
+        let told = exchange(&(info, random_text::<16>()?), |rank| rank, &mut exchange_bytes)?;
+        let (infos, names): (Vec<RankInfo>, Vec<String>) = told.into_iter().unzip();
+        let (agreement, job) = (AgreedSetup::of_ranks(&infos)?, &names[0]);
+        let communicator = match agreement.backend {
+            BackendKind::Ucx => {
+                connect_over_ucx(&agreement, job, rank, deadline, exchange_bytes)?.with_determinism(self.determinism)
+            }
+            _ => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.job(job).timeout(left).connect()?
+            }
+        };
+        Ok(communicator.with_timeout(timeout))
+    }
+}
+
+/// Connects ranks that have agreed on UCX, and exchange their addresses first. No other ranks have
+/// the same `job`.
+pub(super) fn connect_over_ucx(
+    agreement: &AgreedSetup,
+    job: &str,
+    rank: Rank,
+    deadline: Instant,
+    exchange_bytes: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+) -> Result<Communicator> {
+    let link = ucx_link(rank, agreement.machines.len() as u32);
+    let told = link.as_ref().map(|(_, address)| address.clone()).map_err(ToString::to_string);
+    let addresses = agreement.addresses(exchange(&told, |rank| rank, exchange_bytes)?)?;
+    connect_machines(link?.0, job, rank, agreement.machines.clone(), &addresses, deadline)
+}
