@@ -1,7 +1,7 @@
 """The extension module: what ``distcollective.distributed`` is made of."""
 
 from datetime import timedelta
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, final
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union, final
 
 _Timeout = Union[timedelta, float]
 
@@ -136,8 +136,8 @@ class Environment:
     def seed(self) -> int: ...
     def destroy(self) -> None: ...
 
-def connect(job: str, rank: int, world_size: int, timeout: _Timeout) -> Communicator:
-    """The communicator of processes of one machine that give the same job."""
+def connect(exchange: Callable[[bytes], List[bytes]], rank: int, world_size: int, timeout: _Timeout) -> Communicator:
+    """The communicator of processes, for whom ``exchange`` brings each rank the bytes of all."""
 
 def in_process(world_size: int, backend: str, timeout: Optional[_Timeout] = None) -> List[Communicator]:
     """The communicators of ranks that are threads of this process."""

@@ -1,4 +1,4 @@
-"""A backend of torch.distributed: its groups, on tensors in the host's memory, between processes of one machine.
+"""A backend of torch.distributed: its groups, on tensors in the host's memory, on one machine or several.
 
 Importing this registers it::
 
@@ -11,10 +11,10 @@ Ranks meet through torch's store, so every launcher and ``init_method`` of torch
 
 import atexit
 import functools
+import itertools
 import json
 import os
 import queue
-import secrets
 import threading
 import time
 import weakref
@@ -768,49 +768,42 @@ def _leave():
         group.shutdown()
 
 
-def _place():
-    """Where a process can meet others: the machine, and its network namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return [file.read().strip(), os.readlink("/proc/self/ns/net")]
-
-
-def _meet(store, rank, size, timeout):
-    """A name that the group's ranks have, and no other group. Rank 0 draws it and puts it into the store."""
+def _exchange(store, rank, size, timeout):
+    """The function by which the group's ranks meet: it brings each the bytes of all, through rank 0."""
     # A store may have served other groups of this name, of the same ranks.
-    key = f"meeting {store.add(f'joins of {rank}', 1)}"
+    meeting = f"meeting {store.add(f'joins of {rank}', 1)}"
     end = time.monotonic() + timeout.total_seconds()
+    steps = itertools.count()
 
     def value_of(name, who, grace=0.0):
         try:
             store.wait([name], timedelta(seconds=max(end + grace - time.monotonic(), 0.001)))
         except Exception as error:
             raise Error(f"rank {who} did not come within {timeout.total_seconds():.1f} s ({error})") from None
-        return json.loads(store.get(name))
+        return store.get(name).decode()
 
-    store.set(f"{key}: {rank}", json.dumps(_place()))
-    if rank == 0:
-        try:
-            places = [value_of(f"{key}: {other}", other) for other in range(size)]
-            apart = [other for other in range(size) if places[other] != places[0]]
-            found = {"job": secrets.token_hex(16)}
-            if apart:
-                found = {
-                    "error": f"rank {apart[0]} is on another machine than rank 0, or in another network namespace; "
-                    f'the backend "{_NAME}" is for one machine, and between machines there is "gloo"'
-                }
-        except Error as error:
-            found = {"error": str(error)}
-        store.set(key, json.dumps(found))
-    # Rank 0 may wait as long for another rank, and then says for which.
-    found = value_of(key, 0, grace=1.0)
-    if "error" in found:
-        raise Error(found["error"])
-    return found["job"]
+    def exchange(own):
+        key = f"{meeting}, step {next(steps)}"
+        store.set(f"{key}: {rank}", own.hex())
+        if rank == 0:
+            try:
+                found = {"all": [value_of(f"{key}: {other}", other) for other in range(size)]}
+            except Error as error:
+                found = {"error": str(error)}
+            store.set(key, json.dumps(found))
+        # Rank 0 may wait as long for another rank, and then says for which.
+        found = json.loads(value_of(key, 0, grace=1.0))
+        if "error" in found:
+            raise Error(found["error"])
+        return [bytes.fromhex(other) for other in found["all"]]
+
+    return exchange
 
 
 def _create(store, rank, size, timeout):
     try:
-        return ProcessGroup(_core.connect(_meet(store, rank, size, timeout), rank, size, timeout), store)
+        exchange = _exchange(store, rank, size, timeout)
+        return ProcessGroup(_core.connect(exchange, rank, size, timeout), store)
     except Error as error:
         raise _told(error) from None
 

@@ -4,11 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use distcollective::comm::{BackendKind, DEFAULT_TIMEOUT, timeout_or};
 use distcollective::environment::Launcher;
+use distcollective::{Error, ErrorKind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::communicator::Communicator;
-use super::errors::call;
+use super::errors::{call, raise_after_call};
 use super::interrupt;
 use super::timeout::Timeout;
 
@@ -130,18 +132,25 @@ pub(super) fn in_process(
     Ok(communicators.into_iter().map(Communicator::new).collect())
 }
 
-/// The communicator of processes of one machine that give the same job.
+/// The communicator of processes that exchange bytes by a function of Python's.
 #[pyfunction]
 pub(super) fn connect(
     py: Python<'_>,
-    job: &str,
+    exchange: Py<PyAny>,
     rank: u32,
     world_size: u32,
     timeout: Timeout,
 ) -> PyResult<Communicator> {
     interrupt::install(py)?;
-    let builder = distcollective::Communicator::builder().job(job).rank(rank).world_size(world_size);
-    call(py, || builder.timeout(timeout.0).connect()).map(Communicator::new)
+    let exchange = |bytes: &[u8]| {
+        let exchanged = Python::attach(|py| exchange.call1(py, (PyBytes::new(py, bytes),))?.extract(py));
+        exchanged.map_err(|raised| {
+            raise_after_call(raised);
+            Error::new(ErrorKind::System, "the ranks could not exchange bytes")
+        })
+    };
+    let builder = distcollective::Communicator::builder().rank(rank).world_size(world_size);
+    call(py, || builder.timeout(timeout.0).connect_by(exchange)).map(Communicator::new)
 }
 
 #[pymethods]

@@ -1,5 +1,8 @@
 """The backend of torch.distributed, beside gloo: torch 2.3 or newer."""
 
+import ctypes.util
+import hashlib
+import importlib
 import os
 import random
 import signal
@@ -19,6 +22,26 @@ torch = peer("torch")
 dist = torch.distributed
 VERSION = [int(part) for part in torch.__version__.split(".")[:2]]
 IS_OLD = VERSION < [2, 3]
+#: How many machines this one stands for.
+machine_count = 1
+
+
+@pytest.fixture
+def two_machines(monkeypatch):
+    """Lets the first half of the ranks be on one machine, and the others on another one."""
+    if "DCL_REQUIRE_PEERS" not in os.environ and ctypes.util.find_library("ucp") is None:
+        pytest.skip("UCX is not installed")
+    monkeypatch.setattr(sys.modules[__name__], "machine_count", 2)
+
+
+@pytest.fixture(params=[1, 2])
+def machines(request):
+    """Runs the test on one machine, and on two."""
+    if request.param == 2:
+        request.getfixturevalue("two_machines")
+
+
+any_machines = pytest.mark.usefixtures("machines")
 
 
 def test_an_old_torch_is_an_error():
@@ -34,6 +57,8 @@ def _child(connection, variables, rank, size, body, arguments):
 
         torch.set_num_threads(1)
         os.environ["RANK_OF_TEST"] = str(rank)
+        if machine_count > 1:
+            os.environ.update(DCL_HOST_ID=str(rank * machine_count // size), UCX_TLS="tcp,self")
         path, seconds, *rest = arguments
         timeout = timedelta(seconds=seconds)
         dist.init_process_group(
@@ -68,10 +93,10 @@ def values(choose, name, shape):
     return numbers.to(getattr(torch, name))
 
 
-def call(choose, own, n, group, tensor_of, async_op):
-    """Makes a random call, and gives its results. ``choose`` is alike on all ranks."""
+def call(choose, own, n, group, tensor_of, async_op, row=()):
+    """Makes a random call, and gives its results. ``choose`` is alike on all ranks. ``row`` is a shape."""
     name, op = choose.choice(TYPES), choose.choice(["SUM", "PRODUCT", "MAX", "MIN"])
-    shape, root = choose.choice([(n,), (2 * n, 3), (0, 2)]), choose.randrange(n)
+    shape, root = (*choose.choice([(n,), (2 * n, 3), (0, 2)]), *row), choose.randrange(n)
     op = getattr(dist.ReduceOp, op)
     tensor = tensor_of(name, shape)
     block = (shape[0] // n, *shape[1:])
@@ -160,6 +185,7 @@ def test_random_programs_give_what_gloo_gives():
         assert run(size, body, seed, seconds=20) == [12] * size
 
 
+@any_machines
 def test_reductions_of_bits_and_averages():
     def body():
         rank = dist.get_rank()
@@ -212,9 +238,12 @@ def train(make, backend):
     return torch.cat([each.detach().reshape(-1) for each in net.parameters()])
 
 
+def ddp(net, group):
+    return torch.nn.parallel.DistributedDataParallel(net, process_group=group)
+
+
 def test_ddp_fsdp_and_dtensor():
     def body():
-        ddp = lambda net, group: torch.nn.parallel.DistributedDataParallel(net, process_group=group)  # noqa: E731
         own, gloo = train(ddp, None), train(ddp, "gloo")
         assert torch.allclose(own, gloo)
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -240,6 +269,7 @@ def test_ddp_fsdp_and_dtensor():
     assert run(4, body, seconds=30) == ["distcollective"] * 4
 
 
+@any_machines
 def test_groups_are_made_by_their_ranks():
     def body():
         rank = dist.get_rank()
@@ -294,6 +324,7 @@ def test_tensors_on_another_device_have_torchs_backend():
         assert all(run(2, body, folder))
 
 
+@any_machines
 def test_a_group_is_split():
     if VERSION < [2, 15]:
         pytest.skip("older versions split groups of GPUs only")
@@ -319,6 +350,7 @@ def test_a_group_is_split():
     assert run(4, body) == [4, 1, 4, 3]
 
 
+@any_machines
 def test_messages():
     def body():
         rank, n = dist.get_rank(), dist.get_world_size()
@@ -339,6 +371,7 @@ def test_messages():
     assert all(run(3, body))
 
 
+@any_machines
 def test_work_and_futures():
     def body():
         x = torch.ones(4)
@@ -361,6 +394,7 @@ def test_work_and_futures():
     assert run(2, body) == [[4.0] * 4] * 2
 
 
+@any_machines
 def test_work_that_is_completed_has_its_result():
     def body():
         # Types that the library reduces, and that torch reduces after it.
@@ -386,6 +420,7 @@ def test_work_that_is_completed_has_its_result():
     assert run(2, body) == [1.0, 1.0]
 
 
+@any_machines
 def test_callbacks_may_wait_for_other_calls():
     def body():
         if dist.get_rank() == 1:
@@ -418,6 +453,7 @@ def test_a_reduction_that_fails_is_an_error_however_it_is_waited_for():
     assert run(2, body) == [[1.0] * 3] * 2
 
 
+@any_machines
 def test_calls_on_one_tensor_have_their_order():
     def body():
         found = []
@@ -444,6 +480,7 @@ def test_calls_on_one_tensor_have_their_order():
     assert run(2, body) == [[four, four, four, two, 1.0], [four, four, four, two, 2.0]]
 
 
+@any_machines
 def test_every_waiter_finds_the_result():
     def body():
         # Large, so that torch's part takes a while. The future's thread and this one wait together.
@@ -487,6 +524,7 @@ def test_messages_wait_for_no_call():
     assert run(2, body) == [([2.0] * 4 + [1.0] * 4, [4.0] * 2)] * 2
 
 
+@any_machines
 def test_a_wait_has_its_timeout_beside_a_future():
     def body():
         if dist.get_rank() == 1:
@@ -523,6 +561,7 @@ def test_a_group_is_bound_to_the_cpu():
         assert run(2, body, folder) == [2, 2]
 
 
+@any_machines
 def test_groups_are_made_again():
     def body(folder):
         for _ in range(3):
@@ -543,6 +582,7 @@ def test_groups_are_made_again():
         assert all(run(3, body, folder))
 
 
+@any_machines
 def test_a_rank_that_does_not_come_is_named():
     def body():
         if dist.get_rank() == 1:
@@ -590,6 +630,7 @@ def test_a_checkpoint_comes_from_rank_0():
 
 
 @pytest.mark.parametrize("dies", [False, True])
+@any_machines
 def test_a_rank_that_leaves_or_dies_is_named_at_once(dies):
     def body():
         dist.all_reduce(torch.ones(1))
@@ -607,6 +648,7 @@ def test_a_rank_that_leaves_or_dies_is_named_at_once(dies):
         assert ranks.result(0)
 
 
+@any_machines
 def test_a_rank_is_killed_at_any_moment():
     def body(round_):
         rank, n = dist.get_rank(), dist.get_world_size()
@@ -638,6 +680,7 @@ def test_the_sample_under_torchrun():
     assert found.returncode == 0 and "of the points are right" in found.stdout, found.stdout + found.stderr
 
 
+@any_machines
 def test_errors_name_both_sides():
     def body():
         rank = dist.get_rank()
@@ -659,6 +702,7 @@ def test_errors_name_both_sides():
         assert "rank 0 calls a collective with counts; rank 1 calls all_to_all of 2 float32" in second, second
 
 
+@any_machines
 def test_a_wrong_count_is_named():
     def body(expected):
         rank = dist.get_rank()
@@ -673,6 +717,7 @@ def test_a_wrong_count_is_named():
             assert f"rank 0 gives rank 1 2 float32, and rank 1 takes {expected} from rank 0" in text, text
 
 
+@any_machines
 def test_lists_of_tensors_of_different_lengths():
     def body():
         rank, n = dist.get_rank(), dist.get_world_size()
@@ -695,6 +740,7 @@ def test_lists_of_tensors_of_different_lengths():
     run(3, body)
 
 
+@any_machines
 def test_the_methods_of_a_group():
     def body():
         group, rank = dist.group.WORLD, dist.get_rank()
@@ -732,6 +778,7 @@ def test_the_methods_of_a_group():
     assert all(run(2, body))
 
 
+@any_machines
 def test_a_late_rank_is_named_at_the_timeout():
     def body():
         if dist.get_rank() == 1:
@@ -744,19 +791,105 @@ def test_a_late_rank_is_named_at_the_timeout():
         assert ranks.result(0) == 0
 
 
-def test_ranks_of_two_machines_are_told_at_once():
+def links():
+    """The number of this process's groups that are between machines."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return names.count("dcl-cluster")
+
+
+def bits_of(tensor):
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def program(seed):
+    """Calls of every kind on floats, whose sums depend on the order. What they gave."""
+    rank, n, results = dist.get_rank(), dist.get_world_size(), []
+    for number in range(60):
+        of_rank = torch.Generator().manual_seed(1000 * seed + 10 * number + rank)
+
+        def tensor_of(name, shape):
+            drawn = torch.randn(shape, generator=of_rank)  # noqa: B023
+            return (drawn if getattr(torch, name).is_floating_point else drawn * 40).to(getattr(torch, name))
+
+        # The elements of short calls go with the agreement.
+        row = (1 + 5000 * (number % 3),)
+        kind, name, out = call(random.Random(f"{seed} {number}"), rank, n, None, tensor_of, number % 2 > 0, row)
+        results.append((number, kind, name, [bits_of(each) for each in out]))
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_two_machines_give_the_bits_of_one(two_machines, monkeypatch, size):
+    # The optimizer does it. Ranks have a deadline.
+    importlib.import_module("torch._dynamo")
+
     def body():
-        import distcollective.torch as backend
+        return program(dist.get_world_size()), bits_of(train(ddp, None)), links()
 
-        place = backend._place
-        backend._place = lambda: ["another machine"] if dist.get_rank() == 1 else place()
-        with pytest.raises(dist.DistBackendError, match="rank 1 is on another machine than rank 0"):
-            dist.new_group()
-        return True
+    two = run(size, body)
+    monkeypatch.setattr(sys.modules[__name__], "machine_count", 1)
+    one = run(size, body)
+    for (calls, net, backend), (expected, expected_net, own_backend) in zip(two, one):
+        assert (backend, own_backend) == (1, 0)
+        for found, wanted in zip(calls, expected):
+            assert found == wanted, found[:3]
+        assert net == expected_net
 
-    assert all(run(3, body))
+
+def test_groups_within_and_between_machines(two_machines):
+    def body():
+        found = []
+        for ranks in ([0, 1], [2, 3], [0, 2], [3, 1], [1, 2, 3]):
+            group = dist.new_group(ranks)
+            x = torch.tensor([dist.get_rank()])
+            if x.item() in ranks:
+                dist.all_reduce(x, group=group)
+                assert x.item() == sum(ranks)
+                found.append(links())
+                dist.destroy_process_group(group)
+        return found
+
+    # The group of all ranks is between machines.
+    assert run(4, body) == [[1, 2], [1, 2, 2], [1, 2, 2], [1, 2, 2]]
 
 
+def test_every_rank_of_two_machines_is_told(two_machines):
+    def body():
+        rank = dist.get_rank()
+        with pytest.raises(dist.DistBackendError) as differing:
+            dist.all_reduce(torch.ones(9 + rank // 3), group=dist.new_group())
+        group = dist.new_group()
+        group.monitored_barrier()
+        dist.barrier()
+        with pytest.raises(dist.DistBackendError) as aborted:
+            group.abort() if rank == 2 else None
+            dist.barrier(group)
+        group = dist.new_group()
+        if rank == 3:
+            dist.monitored_barrier()
+            return str(differing.value), str(aborted.value), ""
+        with pytest.raises(dist.DistBackendError) as late:
+            group.monitored_barrier(timedelta(seconds=0.5))
+        dist.monitored_barrier()
+        return str(differing.value), str(aborted.value), str(late.value)
+
+    for rank, (differing, aborted, late) in enumerate(run(4, body)):
+        calls = "ranks 0, 1 and 2 call all_reduce(sum) of 9 float32; rank 3 calls all_reduce(sum) of 10 float32"
+        assert calls in differing and "the program called abort" in aborted, (rank, differing, aborted)
+        assert rank == 3 or "rank 3 did not arrive" in late, (rank, late)
+
+
+def test_a_rank_without_ucx_is_named_on_every_rank(two_machines):
+    def body():
+        os.environ["UCX_TLS"] = "nothing" if dist.get_rank() == 1 else "tcp,self"
+        with pytest.raises(dist.DistBackendError, match="UCX cannot be used: rank 1: ") as raised:
+            dist.new_group(timeout=timedelta(seconds=60))
+        return str(raised.value)
+
+    assert len(set(run(3, body))) == 1
+
+
+@any_machines
 def test_workers_of_a_loader_and_the_profiler():
     def body():
         loader = torch.utils.data.DataLoader(torch.arange(8.0), batch_size=4, num_workers=2)
