@@ -779,7 +779,7 @@ def _exchange(store, rank, size, timeout):
         try:
             store.wait([name], timedelta(seconds=max(end + grace - time.monotonic(), 0.001)))
         except Exception as error:
-            raise Error(f"rank {who} did not come within {timeout.total_seconds():.1f} s ({error})") from None
+            raise Error(f"{who} did not come within {timeout.total_seconds():.1f} s ({error})") from None
         return store.get(name).decode()
 
     def exchange(own):
@@ -787,12 +787,12 @@ def _exchange(store, rank, size, timeout):
         store.set(f"{key}: {rank}", own.hex())
         if rank == 0:
             try:
-                found = {"all": [value_of(f"{key}: {other}", other) for other in range(size)]}
-            except Error as error:
+                found = {"all": [value_of(f"{key}: {other}", f"rank {other}") for other in range(size)]}
+            except Exception as error:
                 found = {"error": str(error)}
             store.set(key, json.dumps(found))
         # Rank 0 may wait as long for another rank, and then says for which.
-        found = json.loads(value_of(key, 0, grace=1.0))
+        found = json.loads(value_of(key, "rank 0, or a rank for which it waits,", grace=1.0))
         if "error" in found:
             raise Error(found["error"])
         return [bytes.fromhex(other) for other in found["all"]]

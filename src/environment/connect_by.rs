@@ -8,42 +8,60 @@ use crate::error::{Result, bail};
 use crate::handshake::random_text;
 use crate::rank::Rank;
 use crate::util::deadline_after;
-use crate::util::text::count_of;
+use crate::util::text::{count_of, list_ranks};
+
+/// What the bytes begin with that ranks exchange: a version of what follows.
+const PROTOCOL: &[u8] = b"distcollective meeting 1 ";
 
 impl CommunicatorBuilder {
     /// Connects this rank to the others without GPUs, also between machines: on the host backend if
     /// all are on one machine, else with UCX between the machines. Collective.
     ///
     /// `exchange_bytes` gets bytes of this rank, and returns those of every rank, in rank order: a
-    /// store that all ranks reach can bring them. It is called at most twice. It waits for the
-    /// other ranks itself, and returns an error when the builder's timeout is over, which counts
-    /// for all of this call.
+    /// store that all ranks reach can bring them. All ranks call it equally often, at most three
+    /// times. It waits for the other ranks itself, and returns an error when the builder's timeout
+    /// is over, which counts for all of this call. If it fails on one rank, it fails on all.
     ///
     /// ```
     /// use distcollective::Communicator;
     ///
     /// // With more ranks, a store brings the bytes of the others.
     /// let exchange = |own: &[u8]| Ok(vec![own.to_vec()]);
-    /// let communicator = Communicator::builder().world_size(1).rank(0).connect_by(exchange)?;
+    /// // SAFETY: there is no other rank.
+    /// let communicator = unsafe { Communicator::builder().world_size(1).rank(0).connect_by(exchange)? };
     /// communicator.barrier()?;
     /// # Ok::<(), distcollective::Error>(())
     /// ```
     ///
+    /// # Safety
+    ///
+    /// The bytes that `exchange_bytes` returns for a rank are those that this rank has given to its
+    /// own: UCX reads them, and trusts them.
+    ///
     /// # Errors
     ///
     /// - Those of [`connect`](Self::connect) with a job's name, except for the name.
+    /// - `Disagreement`: a rank has another version of this library.
     /// - `Unsupported`: there are several machines, and a rank has no UCX. Every rank gets it.
     /// - Those of `exchange_bytes`.
-    pub fn connect_by(self, mut exchange_bytes: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<Communicator> {
+    pub unsafe fn connect_by(
+        self,
+        mut exchange_bytes: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
+    ) -> Result<Communicator> {
         let (rank, world_size, timeout) = self.place_to_connect_by()?;
         let deadline = deadline_after(timeout);
-        let mut exchange_bytes = |own: &[u8]| match exchange_bytes(own)? {
-            all if all.len() == world_size as usize => Ok(all),
-            all => bail!(
-                InvalidArgument,
-                "exchange_bytes gives those of {}, and world_size is {world_size}",
-                count_of(all.len(), "rank")
-            ),
+        let mut exchange_bytes = |own: &[u8]| {
+            let all = exchange_bytes(&[PROTOCOL, own].concat())?;
+            if all.len() != world_size as usize {
+                let count = count_of(all.len(), "rank");
+                bail!(InvalidArgument, "exchange_bytes gives those of {count}, and world_size is {world_size}");
+            }
+            let others = (0..).zip(&all).filter(|(_, bytes)| !bytes.starts_with(PROTOCOL)).map(|(other, _)| other);
+            let others: Vec<u32> = others.collect();
+            if !others.is_empty() {
+                bail!(Disagreement, "another version of this library than on rank {rank}: {}", list_ranks(others));
+            }
+            Ok(all.into_iter().map(|bytes| bytes[PROTOCOL.len()..].to_vec()).collect())
         };
         // No seed, and no GPU, which ranks choose by local ranks: any that differ will do.
         let info = RankInfo::of_this_process(BackendKind::Host, 0, || 0, rank.0);

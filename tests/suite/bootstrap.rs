@@ -115,7 +115,8 @@ fn ranks_meet_by_what_they_exchange() {
     };
     let sum_of = |rank: usize| {
         let builder = Communicator::builder().world_size(3).rank(rank as u32).timeout(DEADLINE);
-        let communicator = builder.connect_by(|own| exchange(rank, own)).expect("all come");
+        // SAFETY: each rank gets what the others have given.
+        let communicator = unsafe { builder.connect_by(|own| exchange(rank, own)) }.expect("all come");
         assert_eq!((communicator.backend(), communicator.timeout()), (BackendKind::Host, DEADLINE));
         let mut x = [rank as u32];
         communicator.all_reduce(&mut x, ReduceOperation::Sum).expect("a sum");
@@ -128,8 +129,17 @@ fn ranks_meet_by_what_they_exchange() {
 }
 
 #[test]
+fn another_version_that_exchanges_bytes_is_named() {
+    let exchange = |own: &[u8]| Ok(vec![own.to_vec(), b"distcollective meeting 0 ...".to_vec()]);
+    // SAFETY: the second rank's bytes are not read.
+    let error = unsafe { Communicator::builder().world_size(2).connect_by(exchange) }.expect_err("they differ");
+    assert_eq!(error.to_string(), "another version of this library than on rank 0: rank 1");
+}
+
+#[test]
 fn numbers_that_do_not_fit_are_refused_before_any_wait() {
-    let alone = |own: &[u8]| Ok(vec![own.to_vec()]);
+    // SAFETY: there is no other rank.
+    let alone = |builder: CommunicatorBuilder| unsafe { builder.connect_by(|own| Ok(vec![own.to_vec()])) };
     let new = Communicator::builder;
     let id = NcclId::from_bytes(&[1; NcclId::BYTE_LEN]).expect("an id");
     let several = [
@@ -150,12 +160,9 @@ fn numbers_that_do_not_fit_are_refused_before_any_wait() {
         (new().backend(BackendKind::Host).nccl(&id).connect(), "an NCCL id is not for the backend \"host\""),
         (new().backend(BackendKind::Nccl).job("x").connect(), "the backend \"nccl\" connects by an NCCL id"),
         (new().device(1).job("x").connect(), "a device is for ranks with an NCCL id"),
-        (
-            new().job("x").connect_by(alone),
-            "connect_by finds the ranks by what they exchange; job and nccl are for connect",
-        ),
-        (new().rank(1).connect_by(alone), "rank is 1; it is less than world_size, 1"),
-        (new().world_size(2).connect_by(alone), "exchange_bytes gives those of 1 rank, and world_size is 2"),
+        (alone(new().job("x")), "connect_by finds the ranks by what they exchange; job and nccl are for connect"),
+        (alone(new().rank(1)), "rank is 1; it is less than world_size, 1"),
+        (alone(new().world_size(2)), "exchange_bytes gives those of 1 rank, and world_size is 2"),
     ];
     let one = one.map(|(result, text)| (result.map(|communicator| vec![communicator]), text));
     for (result, text) in several.into_iter().chain(one) {

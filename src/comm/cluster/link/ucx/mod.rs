@@ -18,6 +18,7 @@ use super::{Bytes, ComingMessage, Link, LinkMessage, Tag, take_whole};
 use crate::comm::rank_lock::try_enter;
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
+use crate::util::descriptors::make_room_for_processes;
 use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 
@@ -26,6 +27,9 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// The most steps of UCX's between two looks at anything else.
 const MOST_STEPS: usize = 64;
+
+/// About how many files a link opens, apart from its connections.
+const FILES: usize = 8;
 
 /// The signals for which UCX installs handlers when it is loaded.
 const SIGNALS: [i32; 5] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGHUP];
@@ -122,6 +126,7 @@ impl UcxLink {
     /// A link without connections, and the address at which the other processes reach it.
     pub(in crate::comm) fn new(own: Rank, world_size: u32) -> Result<(Self, Vec<u8>)> {
         version()?;
+        make_room_for_processes(FILES + world_size as usize);
         let (mut context, mut worker, mut config) = (null_mut(), null_mut(), null_mut());
         let params = sys::ucp_params_t {
             field_mask: sys::UCP_PARAM_FIELD_FEATURES,
