@@ -1155,9 +1155,9 @@ typedef struct dcl_environment_config {
     /* A secret that only this job's ranks know. It replaces DCL_SECRET. NULL means that the caller
      * does not set it; an empty text is an error. */
     const char *secret;
-    /* "nccl", "host", "ucx" or "auto". "auto", or NULL, means NCCL if every rank has a GPU of its
-     * own; an error if a rank sees GPUs, and NCCL is missing or CUDA does not work; else the host,
-     * between machines with UCX. */
+    /* "nccl", "host", "ucx", "mpi" or "auto". "auto", or NULL, means NCCL if every rank has a GPU
+     * of its own; an error if a rank sees GPUs, and NCCL is missing or CUDA does not work; else the
+     * host, between machines with UCX, or with MPI if the ranks meet over it. */
     const char *backend;
     /* The seed. All ranks use rank 0's. */
     uint64_t seed;
@@ -1391,7 +1391,7 @@ dcl_status_t dcl_communicator_get_rank(dcl_communicator_t *communicator, int32_t
 /* Returns the number of ranks. [local, shared] */
 dcl_status_t dcl_communicator_get_world_size(dcl_communicator_t *communicator, int32_t *world_size);
 
-/* Copies out the backend's name: "host", "nccl" or "ucx". [local, shared] */
+/* Copies out the backend's name: "host", "nccl", "ucx" or "mpi". [local, shared] */
 dcl_status_t dcl_communicator_get_backend(dcl_communicator_t *communicator, char *buffer,
                                           size_t capacity, size_t *length);
 

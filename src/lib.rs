@@ -98,6 +98,7 @@ mod handshake;
 mod issue_order;
 mod memory;
 mod moved_type;
+mod mpi;
 pub mod network;
 pub mod stream;
 mod sync;

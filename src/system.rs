@@ -24,6 +24,7 @@ use crate::comm::{self, nccl_library};
 use crate::cuda::helper;
 use crate::cuda::{self, Device, Kernel};
 use crate::error::Result;
+use crate::mpi;
 use crate::util::deadline_after;
 pub use crate::util::descriptors::resource_limits;
 pub use crate::util::free_memory::{available_memory, memory_limit};
@@ -163,6 +164,16 @@ pub fn nvrtc_version(timeout: Duration) -> Result<(i32, i32)> {
 /// There is no UCX from 1.11 on.
 pub fn ucx_version() -> Result<(i32, i32)> {
     comm::ucx_version()
+}
+
+/// What the MPI that is installed says of itself: `Open MPI v4.1.4`. It is loaded, and not
+/// initialized.
+///
+/// # Errors
+///
+/// There is no MPI from version 3 on.
+pub fn mpi_version() -> Result<String> {
+    mpi::version()
 }
 
 /// Makes a call that may hang.

@@ -110,6 +110,7 @@ fn backend_kind(name: &str) -> PyResult<BackendKind> {
         "gloo" | "host" => Ok(BackendKind::Host),
         "nccl" => Ok(BackendKind::Nccl),
         "ucx" => Ok(BackendKind::Ucx),
+        "mpi" => Ok(BackendKind::Mpi),
         _ => Err(PyValueError::new_err(format!("there is no backend {name:?}"))),
     }
 }

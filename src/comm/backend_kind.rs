@@ -30,16 +30,19 @@ pub enum BackendKind {
     Nccl,
     /// The processors of several machines: the host backend on each, and UCX between them.
     Ucx,
+    /// The processors of several machines: the host backend on each, and MPI between them.
+    Mpi,
 }
 
 impl BackendKind {
-    /// Its name in text: `auto`, `host`, `nccl`, `ucx`.
+    /// Its name in text: `auto`, `host`, `nccl`, `ucx`, `mpi`.
     pub const fn name(self) -> &'static str {
         match self {
             BackendKind::Auto => "auto",
             BackendKind::Host => "host",
             BackendKind::Nccl => "nccl",
             BackendKind::Ucx => "ucx",
+            BackendKind::Mpi => "mpi",
         }
     }
 }
@@ -60,7 +63,11 @@ impl FromStr for BackendKind {
             "host" => BackendKind::Host,
             "nccl" => BackendKind::Nccl,
             "ucx" => BackendKind::Ucx,
-            _ => bail!(InvalidArgument, "{name:?} is not a backend; they are \"nccl\", \"host\", \"ucx\" and \"auto\""),
+            "mpi" => BackendKind::Mpi,
+            _ => bail!(
+                InvalidArgument,
+                "{name:?} is not a backend; they are \"nccl\", \"host\", \"ucx\", \"mpi\" and \"auto\""
+            ),
         })
     }
 }

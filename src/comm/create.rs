@@ -5,15 +5,17 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::calls::exchange;
 use super::cluster::{self, ClusterBackend, UcxLink};
 use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
 use crate::cuda::{Device, visible_count};
 use crate::error::{Result, bail};
-use crate::handshake::Participant;
+use crate::handshake::{Participant, random_text};
+use crate::mpi::{Launched, Meeting, MpiCommunicator};
 use crate::rank::Rank;
 use crate::util::log::{event, warn_of_mistyped_settings};
-use crate::util::{deadline_after, interrupt};
+use crate::util::{deadline_after, interrupt, machine};
 
 impl Communicator {
     /// Makes a communicator with what is given: on a backend, between processes, by an NCCL id; see
@@ -43,6 +45,58 @@ impl Communicator {
         let backend = unsafe { nccl::borrow(communicator, deadline_after(timeout))? };
         Ok(Self::new(backend, timeout))
     }
+
+    /// A communicator of the ranks of `MPI_COMM_WORLD`, on any number of machines: on each the host
+    /// backend, and MPI between them. Unless the program has initialized MPI, this library does,
+    /// and finalizes it when the process ends. Collective between all ranks that the launcher has
+    /// started.
+    ///
+    /// # Errors
+    ///
+    /// - `Unsupported`: there is no MPI; the program has initialized it with a level below
+    ///   `MPI_THREAD_MULTIPLE`; it is not the launcher's MPI.
+    /// - `NotReady`: MPI has been finalized.
+    /// - `DeadlineExceeded`: a rank does not come in time.
+    /// - `Interrupted`: the [interrupt hook](crate::interrupt) ended a wait.
+    /// - `System`: MPI failed; the system refused a socket or memory.
+    pub fn mpi_world(timeout: Duration) -> Result<Self> {
+        interrupt::check_may_wait()?;
+        let deadline = deadline_after(timeout);
+        let world = MpiCommunicator::world(Launched::by_mpirun(), deadline)?;
+        Self::over_mpi(world, timeout, deadline)
+    }
+
+    /// A communicator of the ranks of the caller's `MPI_Comm`, as [`mpi_world`](Self::mpi_world) of
+    /// all. The handle is given as a number: the pointer of Open MPI, the `int` of MPICH and Intel
+    /// MPI. It is duplicated and then not used. What is made here lives until MPI is finalized,
+    /// from when on calls return an error. Collective between the ranks of the `MPI_Comm`.
+    ///
+    /// # Safety
+    ///
+    /// It is a communicator of the MPI that this process has loaded. If several are loaded, the
+    /// first of `libmpi.so.40`, `libmpich.so.12`, `libmpi.so.12` and `libmpi_abi.so` counts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`mpi_world`](Self::mpi_world). `InvalidArgument`: it is null, or an
+    /// intercommunicator. `NotReady`: MPI is not initialized.
+    pub unsafe fn from_raw_mpi(communicator: usize, timeout: Duration) -> Result<Self> {
+        interrupt::check_may_wait()?;
+        let deadline = deadline_after(timeout);
+        // SAFETY: the caller's promise.
+        let duplicate = unsafe { MpiCommunicator::of_raw(communicator, deadline)? };
+        Self::over_mpi(duplicate, timeout, deadline)
+    }
+
+    fn over_mpi(communicator: MpiCommunicator, timeout: Duration, deadline: Instant) -> Result<Self> {
+        let (rank, mut meeting) = (Rank(communicator.rank), Meeting::new(communicator));
+        let told = (machine::own_name(), random_text::<16>()?);
+        let told: Vec<(String, String)> = exchange(&told, |rank| rank, |bytes| meeting.exchange(bytes, deadline))?;
+        let machines = machine::numbers(told.iter().map(|(machine, _)| machine.as_str()));
+        let engine = LinkEngine::Mpi(meeting.into_communicator());
+        let connected = connect_machines(engine, &format!("mpi {}", told[0].1), rank, machines, deadline);
+        connected.map(|communicator| communicator.with_timeout(timeout)).map_err(|e| e.on_rank(rank))
+    }
 }
 
 impl BackendKind {
@@ -58,8 +112,8 @@ impl BackendKind {
         match self {
             BackendKind::Host => Ok(BackendKind::Host),
             BackendKind::Nccl => nccl::check_gpus(world_size).map(|_| BackendKind::Nccl),
-            BackendKind::Ucx => {
-                bail!(Unsupported, "the backend \"ucx\" is for processes, which meet in an environment")
+            BackendKind::Ucx | BackendKind::Mpi => {
+                bail!(Unsupported, "the backend \"{self}\" is for processes, which meet in an environment")
             }
             BackendKind::Auto => Self::best_for(world_size)
                 .map_err(|error| error.followed_by("; the backend \"host\" does the same without GPUs")),
@@ -225,7 +279,9 @@ impl CommunicatorBuilder {
             }
             (Some(_), BackendKind::Host) => bail!(InvalidArgument, "an NCCL id is not for the backend \"host\""),
             (None, BackendKind::Nccl) => bail!(InvalidArgument, "the backend \"nccl\" connects by an NCCL id"),
-            (None, BackendKind::Ucx) => bail!(InvalidArgument, "the backend \"ucx\" connects in an environment"),
+            (None, kind @ (BackendKind::Ucx | BackendKind::Mpi)) => {
+                bail!(InvalidArgument, "the backend \"{kind}\" connects in an environment")
+            }
             (None, _) if self.device.is_some() => bail!(InvalidArgument, "a device is for ranks with an NCCL id"),
             _ => Ok(()),
         }
@@ -278,14 +334,24 @@ pub(crate) fn ucx_version() -> Result<(i32, i32)> {
     cluster::ucx_version()
 }
 
-/// The communicator of ranks on several machines. `machines` has the number of each rank's machine,
-/// and `addresses` those of [`ucx_link`]. Collective.
+/// What moves bytes between machines.
+pub(crate) enum LinkEngine {
+    Ucx {
+        link: UcxLink,
+        /// Those of all ranks.
+        addresses: Vec<Vec<u8>>,
+    },
+    /// Its ranks are those of the job.
+    Mpi(MpiCommunicator),
+}
+
+/// The communicator of ranks on several machines. `machines` has the number of each rank's machine.
+/// Collective.
 pub(crate) fn connect_machines(
-    link: UcxLink,
+    engine: LinkEngine,
     job: &str,
     rank: Rank,
     machines: Box<[u32]>,
-    addresses: &[Vec<u8>],
     deadline: Instant,
 ) -> Result<Communicator> {
     let on_machine = |other: &u32| machines[*other as usize] == machines[rank.index()];
@@ -302,8 +368,10 @@ pub(crate) fn connect_machines(
         deadline,
     };
     let host = host::between_processes(&participant)?.remove(0);
-    link.connect(addresses)?;
-    let backend = ClusterBackend::over_ucx(link, rank, machines, host)?;
+    let backend = match engine {
+        LinkEngine::Ucx { link, addresses } => ClusterBackend::over_ucx(link, &addresses, rank, machines, host)?,
+        LinkEngine::Mpi(communicator) => ClusterBackend::over_mpi(communicator, rank, machines, host)?,
+    };
     Ok(Communicator::new(Arc::new(backend), deadline.saturating_duration_since(Instant::now())))
 }
 

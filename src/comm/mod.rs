@@ -51,7 +51,7 @@ pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
 pub use create::most_processes;
 pub(crate) use create::{
-    can_share_gpus, connect_machines, nccl_library, reduces_float8, runs_layers, ucx_link, ucx_version,
+    LinkEngine, can_share_gpus, connect_machines, nccl_library, reduces_float8, runs_layers, ucx_link, ucx_version,
 };
 pub(crate) use groups::not_a_member;
 pub use nccl_id::NcclId;

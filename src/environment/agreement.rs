@@ -5,20 +5,19 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::discovery::HOST_ID;
 use super::process;
 use crate::comm::{BackendKind, can_share_gpus, nccl_library};
 use crate::cuda::{Device, visible_count};
-use crate::error::{Error, Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::util::log::event;
+use crate::util::machine;
 use crate::util::text::{count_of, list_ranks};
 
 /// What a rank tells the others of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankInfo {
     wanted: BackendKind,
-    /// The running system and the network namespace. The host backend connects ranks that are equal
-    /// in both.
+    /// Ranks for which it is equal are on one machine.
     machine: String,
     hostname: String,
     local_rank: u32,
@@ -81,15 +80,17 @@ impl AgreedSetup {
         is_one(&self.machines)
     }
 
-    /// Concludes the same on every rank from what all ranks told. If the backend cannot be used,
-    /// the error names the ranks and the reasons.
-    pub(super) fn of_ranks(infos: &[RankInfo]) -> Result<Self> {
+    /// Concludes the same on every rank from what all ranks told. `between_machines` is the backend
+    /// of ranks on several machines without GPUs. If the backend cannot be used, the error names
+    /// the ranks and the reasons.
+    pub(super) fn of_ranks(infos: &[RankInfo], between_machines: BackendKind) -> Result<Self> {
         let ranks_that = |condition: &dyn Fn(&RankInfo) -> bool| {
             let ranks = (0..infos.len()).filter(|rank| condition(&infos[*rank]));
             ranks.map(|rank| rank as u32).collect::<Vec<_>>()
         };
-        let sides: Vec<String> = [BackendKind::Nccl, BackendKind::Host, BackendKind::Ucx, BackendKind::Auto]
-            .into_iter()
+        let kinds =
+            [BackendKind::Nccl, BackendKind::Host, BackendKind::Ucx, BackendKind::Mpi, BackendKind::Auto].into_iter();
+        let sides: Vec<String> = kinds
             .map(|wanted| (wanted, ranks_that(&|info| info.wanted == wanted)))
             .filter(|(_, ranks)| !ranks.is_empty())
             .map(|(wanted, ranks)| {
@@ -105,7 +106,7 @@ impl AgreedSetup {
         }
         let first = &infos[0];
         let machines = machines_of(infos);
-        let without_gpus = if is_one(&machines) { BackendKind::Host } else { BackendKind::Ucx };
+        let without_gpus = if is_one(&machines) { BackendKind::Host } else { between_machines };
         let backend = match (first.wanted, obstacle_to_nccl(infos)) {
             (BackendKind::Nccl | BackendKind::Auto, None) => BackendKind::Nccl,
             (BackendKind::Nccl, Some(obstacle)) => {
@@ -125,27 +126,27 @@ impl AgreedSetup {
                 without_gpus
             }
             (BackendKind::Host, _) => without_gpus,
-            (BackendKind::Ucx, _) => BackendKind::Ucx,
+            (kind @ (BackendKind::Ucx | BackendKind::Mpi), _) => kind,
         };
         Ok(AgreedSetup { backend, machines, seed: first.seed })
     }
 
     /// The addresses of all ranks on several machines, of which each has told its own, or why it
-    /// has none.
+    /// cannot use what moves the elements.
     pub(super) fn addresses(&self, told: Vec<Result<Vec<u8>, String>>) -> Result<Vec<Vec<u8>>> {
-        let reasons =
-            told.iter().enumerate().filter_map(|(rank, told)| Some((told.as_ref().err()?.as_str(), rank as u32)));
-        match by_reason(reasons) {
-            None => Ok(told.into_iter().flatten().collect()),
-            Some(reasons) => {
-                let machines = self.machines.iter().max().map_or(0, |last| *last as usize + 1);
-                bail!(
-                    Unsupported,
-                    "the ranks are on {}, between which UCX moves the elements, and UCX cannot be used: {reasons}",
-                    count_of(machines, "machine")
-                )
-            }
-        }
+        let what = format!("{} cannot be used", self.backend.name().to_uppercase());
+        self.check_all(&told, ErrorKind::Unsupported, &what)?;
+        Ok(told.into_iter().flatten().collect())
+    }
+
+    /// The error of ranks on several machines of which some have told why they failed.
+    pub(super) fn check_all<T>(&self, told: &[Result<T, String>], kind: ErrorKind, what: &str) -> Result<()> {
+        let failed = told.iter().zip(0..).filter_map(|(told, rank)| Some((told.as_ref().err()?.as_str(), rank)));
+        let Some(reasons) = by_reason(failed) else { return Ok(()) };
+        let machines = self.machines.iter().max().map_or(0, |last| *last as usize + 1);
+        let (machines, engine) = (count_of(machines, "machine"), self.backend.name().to_uppercase());
+        let text = format!("the ranks are on {machines}, between which {engine} moves the elements, and {what}: {reasons}");
+        Err(Error::new(kind, text))
     }
 }
 
@@ -153,14 +154,8 @@ fn is_one(machines: &[u32]) -> bool {
     machines.iter().all(|machine| *machine == 0)
 }
 
-/// The number of each rank's machine, counted in the order of their first ranks.
 fn machines_of(infos: &[RankInfo]) -> Box<[u32]> {
-    let mut numbers = BTreeMap::new();
-    let number_of = |machine| {
-        let next = numbers.len() as u32;
-        *numbers.entry(machine).or_insert(next)
-    };
-    infos.iter().map(|info| info.machine.as_str()).map(number_of).collect()
+    machine::numbers(infos.iter().map(|info| info.machine.as_str()))
 }
 
 /// The reasons of ranks, each once: `rank 0: there is no GPU; ranks 1 and 2: there is no NCCL`.
@@ -194,12 +189,9 @@ impl RankInfo {
         ordinal: impl FnOnce() -> u32,
         local_rank: u32,
     ) -> Self {
-        // An abstract socket can be reached within one network namespace of one running kernel.
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let gpu = match wanted {
             // CUDA is not loaded.
-            BackendKind::Host | BackendKind::Ucx => {
+            BackendKind::Host | BackendKind::Ucx | BackendKind::Mpi => {
                 let reason = "it asks for the host backend".to_owned();
                 Err(NcclObstacle { reason, sees_gpus: false, is_fault: false })
             }
@@ -211,10 +203,7 @@ impl RankInfo {
             seed,
             gpu,
             container: process::ProcessIdentity::own().map_or(0, |own| own.namespace),
-            machine: match std::env::var_os(HOST_ID).filter(|id| !id.is_empty()) {
-                Some(id) => id.to_string_lossy().into_owned(),
-                None => format!("{} {}", boot.trim(), network.display()),
-            },
+            machine: machine::own_name(),
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         }
     }
@@ -271,7 +260,7 @@ mod tests {
     }
 
     fn result_as_given(infos: &[RankInfo]) -> String {
-        AgreedSetup::of_ranks(infos)
+        AgreedSetup::of_ranks(infos, BackendKind::Ucx)
             .map_or_else(|error| error.to_string(), |agreement| format!("{:?}, {}", agreement.backend, agreement.seed))
     }
 
@@ -325,7 +314,9 @@ mod tests {
         let infos = [there.clone(), of(BackendKind::Host), there];
         assert_eq!((result_of(&infos).as_str(), &*machines_of(&infos)), ("Ucx, 5", &[0, 1, 0][..]));
         let lacking = |reason: &str| Err(reason.to_owned());
-        let setup = AgreedSetup::of_ranks(&infos).expect("UCX");
+        let over_mpi = AgreedSetup::of_ranks(&infos, BackendKind::Mpi).expect("MPI");
+        assert_eq!(over_mpi.backend, BackendKind::Mpi);
+        let setup = AgreedSetup::of_ranks(&infos, BackendKind::Ucx).expect("UCX");
         let error = setup.addresses(vec![lacking("no UCX"), Ok(vec![7]), lacking("no UCX")]);
         assert_eq!(
             error.expect_err("two ranks have none").to_string(),

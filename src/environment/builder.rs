@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::agreement::{AgreedSetup, RankInfo};
 use super::connect_by::connect_over_ucx;
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
+use super::endpoint::Endpoint;
 use super::groups::NamedGroups;
 use super::held_port::HeldPort;
 use super::launch_report::LaunchReport;
@@ -16,10 +17,13 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, NcclId, exchange, timeout_or};
+use crate::comm::{
+    BackendKind, Communicator, DEFAULT_TIMEOUT, LinkEngine, NcclId, connect_machines, exchange, timeout_or,
+};
 use crate::cuda;
 use crate::error::{Result, bail, error};
 use crate::handshake::Participant;
+use crate::mpi::{self, Launched};
 use crate::rank::Rank;
 use crate::util::log::{event, warn_of_mistyped_settings};
 use crate::util::{deadline_after, interrupt};
@@ -179,7 +183,8 @@ impl EnvironmentBuilder {
         let line = Location::caller();
         let caller = self.caller.clone().unwrap_or_else(|| line.to_string());
         let only_one = OnlyOne::new(caller)?;
-        let mut discovery = discover(&self.given, &System::this())?;
+        let given = CallerValues { over_mpi: self.backend == BackendKind::Mpi, ..self.given.clone() };
+        let mut discovery = discover(&given, &System::this())?;
         warn_of_mistyped_settings();
         let timeout = match self.timeout {
             Some(timeout) => timeout,
@@ -227,12 +232,13 @@ impl EnvironmentBuilder {
         let endpoint = match &discovery.rendezvous {
             None => {
                 let host = connect_host(job).map_err(|error| discovery.explain_late(error))?;
-                let agreement = AgreedSetup::of_ranks(&host.exchange(Purpose::INITIALIZE, &info, deadline)?)?;
+                let agreement = host.exchange(Purpose::INITIALIZE, &info, deadline)?;
+                let agreement = AgreedSetup::of_ranks(&agreement, BackendKind::Ucx)?;
                 match agreement.backend {
                     BackendKind::Host => return Ok((host, agreement)),
-                    BackendKind::Ucx => bail!(
+                    kind @ (BackendKind::Ucx | BackendKind::Mpi) => bail!(
                         Unsupported,
-                        "the ranks meet by the job's name, as those of one machine do; for the backend \"ucx\" set \
+                        "the ranks meet by the job's name, as those of one machine do; for the backend \"{kind}\" set \
                          MASTER_ADDR and MASTER_PORT"
                     ),
                     _ => {}
@@ -253,11 +259,22 @@ impl EnvironmentBuilder {
         };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
         let infos = exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
-        let agreement = AgreedSetup::of_ranks(&infos)?;
+        let over_mpi = matches!(endpoint, Endpoint::Mpi(_));
+        let between_machines = if over_mpi { BackendKind::Mpi } else { BackendKind::Ucx };
+        let agreement = AgreedSetup::of_ranks(&infos, between_machines)?;
         let job = format!("{job} {}", rendezvous.nonce());
         if agreement.backend == BackendKind::Ucx {
             let exchange_bytes = |bytes: &[u8]| rendezvous.exchange(bytes, deadline);
             let communicator = connect_over_ucx(&agreement, &job, rank, deadline, exchange_bytes)?;
+            return Ok((communicator, agreement));
+        }
+        if agreement.backend == BackendKind::Mpi {
+            // Before a rank waits in MPI for the others, each can use it.
+            let can_use = mpi::check().map(|()| Vec::new()).map_err(|error| error.to_string());
+            agreement.addresses(exchange(&can_use, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?)?;
+            let launched = Launched { rank: rank.0, world_size, launcher: discovery.launcher.name() };
+            let engine = LinkEngine::Mpi(rendezvous.into_mpi(launched, deadline)?);
+            let communicator = connect_machines(engine, &job, rank, agreement.machines.clone(), deadline)?;
             return Ok((communicator, agreement));
         }
         let host = agreement.is_one_machine().then(|| connect_host(&job)).transpose()?;

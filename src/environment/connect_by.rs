@@ -3,8 +3,10 @@
 use std::time::Instant;
 
 use super::agreement::{AgreedSetup, RankInfo};
-use crate::comm::{BackendKind, Communicator, CommunicatorBuilder, connect_machines, exchange, ucx_link};
-use crate::error::{Result, bail};
+use crate::comm::{
+    BackendKind, Communicator, CommunicatorBuilder, LinkEngine, connect_machines, exchange, ucx_link,
+};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::handshake::random_text;
 use crate::rank::Rank;
 use crate::util::deadline_after;
@@ -67,7 +69,7 @@ impl CommunicatorBuilder {
         let info = RankInfo::of_this_process(BackendKind::Host, 0, || 0, rank.0);
         let told = exchange(&(info, random_text::<16>()?), |rank| rank, &mut exchange_bytes)?;
         let (infos, names): (Vec<RankInfo>, Vec<String>) = told.into_iter().unzip();
-        let (agreement, job) = (AgreedSetup::of_ranks(&infos)?, &names[0]);
+        let (agreement, job) = (AgreedSetup::of_ranks(&infos, BackendKind::Ucx)?, &names[0]);
         let communicator = match agreement.backend {
             BackendKind::Ucx => {
                 connect_over_ucx(&agreement, job, rank, deadline, exchange_bytes)?.with_determinism(self.determinism)
@@ -82,16 +84,25 @@ impl CommunicatorBuilder {
 }
 
 /// Connects ranks that have agreed on UCX, and exchange their addresses first. No other ranks have
-/// the same `job`.
+/// the same `job`. If one cannot connect, all get its error.
 pub(super) fn connect_over_ucx(
     agreement: &AgreedSetup,
     job: &str,
     rank: Rank,
     deadline: Instant,
-    exchange_bytes: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
+    mut exchange_bytes: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
 ) -> Result<Communicator> {
     let link = ucx_link(rank, agreement.machines.len() as u32);
     let told = link.as_ref().map(|(_, address)| address.clone()).map_err(ToString::to_string);
-    let addresses = agreement.addresses(exchange(&told, |rank| rank, exchange_bytes)?)?;
-    connect_machines(link?.0, job, rank, agreement.machines.clone(), &addresses, deadline)
+    let addresses = agreement.addresses(exchange(&told, |rank| rank, &mut exchange_bytes)?)?;
+    let engine = LinkEngine::Ucx { link: link?.0, addresses };
+    let connected = connect_machines(engine, job, rank, agreement.machines.clone(), deadline);
+    let told = connected.as_ref().map(drop).map_err(ToString::to_string);
+    match (exchange(&told, |rank| rank, exchange_bytes), connected) {
+        (Ok(told), connected) => {
+            let kind = connected.as_ref().map_or_else(Error::kind, |_| ErrorKind::Aborted);
+            agreement.check_all(&told, kind, "not all could connect").and(connected)
+        }
+        (Err(_), Err(error)) | (Err(error), Ok(_)) => Err(error),
+    }
 }

@@ -20,6 +20,8 @@ pub(super) enum Endpoint {
     /// Rank 0 listens at every address of its machine, on a port that the system chooses, and
     /// writes into this file where. All ranks have to be the same user.
     File(PathBuf),
+    /// The ranks are those of `MPI_COMM_WORLD`, by the launcher of this name.
+    Mpi(&'static str),
 }
 
 impl fmt::Display for Endpoint {
@@ -27,6 +29,7 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Tcp { host, port } => write!(f, "{host}:{port}"),
             Endpoint::File(path) => write!(f, "the rendezvous of file {path:?}"),
+            Endpoint::Mpi(_) => f.write_str("MPI's world"),
         }
     }
 }

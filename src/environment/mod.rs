@@ -59,18 +59,18 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A value comes from the caller ([`EnvironmentBuilder`]), else from the variables of torchrun,
 /// `distcollective launch`, TensorRT's sample, Open MPI, MPICH, Intel MPI or SLURM. Rank and world
 /// size are required. The guide "Under each launcher" lists the variables, and says which launcher
-/// counts if several have set theirs, and where the ranks meet: on this machine, over TCP, or
-/// through a file. Rank 0's process, with its forks, holds `MASTER_PORT` as long as the environment
-/// lives: the system gives it to no program that asks for a free port.
+/// counts if several have set theirs, and where the ranks meet: on this machine, over TCP or MPI,
+/// or through a file. Rank 0's process, with its forks, holds `MASTER_PORT` as long as the
+/// environment lives: the system gives it to no program that asks for a free port.
 ///
 /// # Backend
 ///
 /// NCCL if every rank has a GPU of its own; else the host backend, for ranks on one machine; else
-/// the host backend on each machine, and UCX between them. It is an error if a rank sees its GPU,
-/// and NCCL is missing or something does not work. [`EnvironmentBuilder::backend`] asks for one of
-/// them. Ranks compare what they ask for, what they
-/// have, and where they are, and all of them come to the same result.
-/// A rank's GPU is the one whose number is its local rank, or the only one that its process sees.
+/// the host backend on each machine, and between them MPI if the ranks have met over it, or UCX. It
+/// is an error if a rank sees its GPU, and NCCL is missing or something does not work.
+/// [`EnvironmentBuilder::backend`] asks for one of them. Ranks compare what they ask for, what they
+/// have, and where they are, and all of them come to the same result. A rank's GPU is the one whose
+/// number is its local rank, or the only one that its process sees.
 pub struct Environment {
     communicator: Communicator,
     discovery: Discovery,

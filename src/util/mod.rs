@@ -1,14 +1,17 @@
 //! Functions that every module may use. They know nothing of collectives.
 
+pub(crate) mod bytes;
 pub(crate) mod callback;
 pub(crate) mod descriptors;
 pub(crate) mod fork;
 pub(crate) mod free_memory;
 pub(crate) mod interrupt;
 pub(crate) mod log;
+pub(crate) mod machine;
 pub(crate) mod new_file;
 pub(crate) mod poller;
 pub(crate) mod settings;
+pub(crate) mod signal_handlers;
 pub(crate) mod text;
 pub(crate) mod wait;
 

@@ -20,7 +20,7 @@ const LAYERS: &[&[&str]] = &[
     &["memory", "stream"],
     &["executor"],
     // Communicators.
-    &["handshake"],
+    &["handshake", "mpi"],
     &["comm"],
     // What uses communicators.
     &["dist_collective", "environment", "system"],

@@ -345,7 +345,10 @@ fn an_environment_can_follow_another() {
         assert!(success, "{text}");
     }
     let error = "mps".parse::<BackendKind>().expect_err("no such backend");
-    assert_eq!(error.to_string(), "\"mps\" is not a backend; they are \"nccl\", \"host\", \"ucx\" and \"auto\"");
+    assert_eq!(
+        error.to_string(),
+        "\"mps\" is not a backend; they are \"nccl\", \"host\", \"ucx\", \"mpi\" and \"auto\""
+    );
 }
 
 /// A quarter of the conformance suite on processes with these numbers of ranks.

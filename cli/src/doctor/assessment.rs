@@ -219,6 +219,7 @@ mod tests {
             nvrtc: library(),
             nccl: Probe::Found(nccl()),
             ucx: missing("no UCX"),
+            mpi: missing("no MPI"),
             nccl_max_world_size: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),

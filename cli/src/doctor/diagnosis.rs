@@ -35,6 +35,8 @@ pub struct Diagnosis {
     pub nccl: Probe<NcclInfo>,
     /// What moves elements between machines without GPUs.
     pub ucx: Probe<Library>,
+    /// What may do so in place of UCX.
+    pub mpi: Probe<Library>,
     /// The number of ranks on this machine up to which the backend "auto" is NCCL. A conclusion
     /// says what it is for more.
     pub nccl_max_world_size: u32,
@@ -61,6 +63,7 @@ impl Diagnosis {
             nvrtc: Library::of(system::nvrtc_version(left(deadline)), "libnvrtc.so").into(),
             nccl: gpu::nccl(),
             ucx: Library::of(system::ucx_version(), "libucp.so").into(),
+            mpi: system::mpi_version().map(Library::of_mpi).into(),
             nccl_max_world_size: 0,
             conclusions: Vec::new(),
             warnings: Vec::new(),

@@ -56,6 +56,11 @@ impl Library {
         let (major, minor) = version?;
         Ok(Library { version: format!("{major}.{minor}"), file: file_of(name) })
     }
+
+    /// An MPI that says this of itself.
+    pub fn of_mpi(version: String) -> Self {
+        Library { version, file: file_of("libmpi") }
+    }
 }
 
 /// The file of a loaded library whose name begins like this, as the kernel knows it: links have

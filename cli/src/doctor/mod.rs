@@ -54,6 +54,7 @@ fn to_text(diagnosis: &Diagnosis) -> String {
     rows.push(row("NVRTC", text_of(&diagnosis.nvrtc, library)));
     rows.push(row("NCCL", text_of(&diagnosis.nccl, nccl)));
     rows.push(row("UCX", text_of(&diagnosis.ucx, library)));
+    rows.push(row("MPI", text_of(&diagnosis.mpi, library)));
     let rows = rows.into_iter().map(|(name, text)| format!("{name:11} {text}\n"));
     let conclusions = diagnosis.conclusions.iter().map(|conclusion| format!("{conclusion}\n"));
     let warnings = diagnosis.warnings.iter().map(|warning| format!("warning: {warning}\n"));

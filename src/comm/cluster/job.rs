@@ -14,8 +14,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::inbox::{Ended, Inbox};
 use super::link::{Bytes, Link, LinkMessage, MAX_COMMUNICATOR, MessageKind, Tag};
 use crate::comm::backend::{Backend, is_shared};
+use crate::comm::backend_kind::BackendKind;
 use crate::comm::host::HostBackend;
 use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::mpi;
 use crate::rank::Rank;
 use crate::stream::Watch;
 use crate::util::fork::ProcessGuard;
@@ -177,6 +179,11 @@ impl Job {
     /// The number of a communicator whose first rank has claimed this one.
     pub(super) fn number_of(first: Rank, claimed: u32) -> u32 {
         first.0 << COUNT_BITS | claimed
+    }
+
+    /// The backend of the communicators.
+    pub(super) fn kind(&self) -> BackendKind {
+        self.link.kind()
     }
 
     fn is_elsewhere(&self, rank: Rank) -> bool {
@@ -489,9 +496,10 @@ fn stop_at_exit(job: &Arc<Job>) {
     jobs.retain(|other| other.strong_count() > 0);
     jobs.push(Arc::downgrade(job));
     REGISTERED.call_once(|| {
+        mpi::before_finalize(stop_all);
         // SAFETY: the function may be called at any time.
         if unsafe { libc::atexit(stop_all) } != 0 {
-            event!(WARN, "no memory for an exit handler; the process may end while it uses UCX");
+            event!(WARN, "no memory for an exit handler; the process may end while it uses the link");
         }
     });
 }

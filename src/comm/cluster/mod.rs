@@ -48,10 +48,12 @@ use crate::compute::{self, Stored};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::memory::{Address, Buffer};
+use crate::mpi::MpiCommunicator;
 use crate::rank::{GroupRank, Rank};
 use crate::stream::Watch;
 use crate::util::text::list_ranks;
 
+use link::mpi::MpiLink;
 pub(super) use link::ucx::{UcxLink, version as ucx_version};
 use link::{Bytes, MessageKind, Tag};
 
@@ -97,9 +99,26 @@ impl ClusterBackend {
         })
     }
 
-    /// See [`new`](Self::new). The link has been connected.
-    pub(super) fn over_ucx(link: UcxLink, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
+    /// See [`new`](Self::new). `addresses` are those of all ranks.
+    pub(super) fn over_ucx(
+        link: UcxLink,
+        addresses: &[Vec<u8>],
+        own: Rank,
+        machines: Box<[u32]>,
+        host: HostBackend,
+    ) -> Result<Self> {
+        link.connect(addresses)?;
         Self::new(Box::new(link), own, machines, host)
+    }
+
+    /// See [`new`](Self::new). The ranks of MPI's communicator are those of the job.
+    pub(super) fn over_mpi(
+        communicator: MpiCommunicator,
+        own: Rank,
+        machines: Box<[u32]>,
+        host: HostBackend,
+    ) -> Result<Self> {
+        Self::new(Box::new(MpiLink(communicator)), own, machines, host)
     }
 
     /// The host backend, if all ranks are on this machine: it does all but messages.
@@ -361,7 +380,7 @@ impl ClusterBackend {
 
 impl Backend for ClusterBackend {
     fn kind(&self) -> BackendKind {
-        BackendKind::Ucx
+        self.job.kind()
     }
 
     fn rank(&self) -> Rank {

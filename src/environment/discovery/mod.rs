@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 pub(crate) use launcher::LAUNCH_SOCKET;
 pub use launcher::Launcher;
 use launcher::{LAUNCHERS, LauncherVariables};
-pub(super) use rendezvous_point::HOST_ID;
 use rendezvous_point::RENDEZVOUS_PORT;
 use search::Search;
 pub(super) use search::System;
@@ -34,6 +33,8 @@ pub(super) struct CallerValues {
     pub(super) port: Option<u16>,
     pub(super) rendezvous_port: Option<u16>,
     pub(super) job: Option<String>,
+    /// The backend is that over MPI.
+    pub(super) over_mpi: bool,
     /// Only this launcher's variables count.
     pub(super) launcher: Option<Launcher>,
 }

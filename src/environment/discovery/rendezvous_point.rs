@@ -7,14 +7,11 @@ use super::CallerValues;
 use super::launcher::{Launcher, LauncherVariables};
 use super::search::{GIVEN, Search};
 use crate::environment::endpoint::{Endpoint, default_port, is_loopback};
+use crate::util::machine::HOST_ID;
 
 const ADDRESS: &str = "MASTER_ADDR";
 const PORT: &str = "MASTER_PORT";
 pub(super) const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
-
-/// The variable by which ranks tell machines apart, in place of what the kernel says. Then ranks of
-/// one machine may be taken for those of several.
-pub(in crate::environment) const HOST_ID: &str = "DCL_HOST_ID";
 
 /// Part of the job's name if they are set, whatever the launcher.
 const RUN: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
@@ -60,7 +57,7 @@ impl Search<'_> {
             self.sources.insert("rendezvous", source.to_owned());
             // Two jobs of one launcher may have inherited the same address.
             let of_launcher = name.map_or(String::new(), |(name, _)| format!("/{name}"));
-            if is_loopback(host) && self.text(HOST_ID).is_none_or(|id| id.is_empty()) {
+            if is_loopback(host) && !self.has_host_id() {
                 let is_slurm = variables.is_some_and(|v| v.launcher == Launcher::Slurm);
                 if let Some(reason) = several_machines.filter(|_| is_slurm) {
                     self.mistakes.push(format!(
@@ -80,6 +77,12 @@ impl Search<'_> {
             self.sources.insert("rendezvous", variable.to_owned());
             return (Some(Endpoint::File(PathBuf::from(path))), variable.to_owned());
         }
+        let is_lone = host.is_none() && port.is_none();
+        if is_lone && self.meets_over_mpi(given, variables, several_machines.is_some()) {
+            self.sources.insert("rendezvous", "MPI".to_owned());
+            let launcher = variables.map_or(Launcher::Explicit, |v| self.name(v));
+            return (Some(Endpoint::Mpi(launcher.name())), format!("MPI {run}"));
+        }
         if let Some((name, source)) = name {
             self.sources.insert("rendezvous", source);
             self.require_one_machine(several_machines);
@@ -90,7 +93,7 @@ impl Search<'_> {
                 "there is no rendezvous point: {ADDRESS} and {PORT} are not set, no variable of PMI names the \
                  job, and no process {HYDRA_PROXY} started this one"
             ));
-        } else if several_machines.is_some() && host.is_none() && port.is_none() {
+        } else if several_machines.is_some() && is_lone {
             self.require_one_machine(several_machines);
         } else {
             let missing = [host.is_none().then_some(ADDRESS), port.is_none().then_some(PORT)];
@@ -100,6 +103,18 @@ impl Search<'_> {
             self.mistakes.push(format!("there is no rendezvous point: {}{instead} not set", missing.join(" and ")));
         }
         (None, String::new())
+    }
+
+    fn has_host_id(&mut self) -> bool {
+        self.text(HOST_ID).is_some_and(|id| !id.is_empty())
+    }
+
+    /// Whether ranks for which no host and port is set meet over MPI: those that a launcher of MPI
+    /// has started on several machines, or if the backend needs MPI anyway.
+    fn meets_over_mpi(&mut self, given: &CallerValues, variables: Option<&LauncherVariables>, are_apart: bool) -> bool {
+        let starts_mpi =
+            |v: &LauncherVariables| matches!(v.launcher, Launcher::OpenMpi | Launcher::Pmi | Launcher::Slurm);
+        given.over_mpi || (variables.is_some_and(starts_mpi) && (are_apart || self.has_host_id()))
     }
 
     /// The launcher's own name of the job, and its source.
@@ -138,8 +153,8 @@ impl Search<'_> {
     fn require_one_machine(&mut self, several_machines: Option<&str>) {
         if let Some(reason) = several_machines {
             self.mistakes.push(format!(
-                "the ranks are on several machines ({reason}), which meet at MASTER_ADDR and MASTER_PORT only; they are not \
-                 set"
+                "the ranks are on several machines ({reason}), and do not meet by the job's name; set MASTER_ADDR and \
+                 MASTER_PORT"
             ));
         }
     }

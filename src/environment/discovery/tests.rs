@@ -157,10 +157,19 @@ fn each_has_its_rendezvous_point() {
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "3"),
         ("PMIX_NAMESPACE", "77"),
     ];
+    assert_eq!(at(&spread).expect("two machines"), Some(Endpoint::Mpi("Open MPI")));
+    let told = [&spread[..2], &[("PMIX_NAMESPACE", "77"), ("DCL_HOST_ID", "a")]].concat();
+    assert_eq!(at(&told).expect("a machine"), Some(Endpoint::Mpi("Open MPI")));
+    assert_eq!(at(&[&spread[..2], &[("PMIX_NAMESPACE", "77")]].concat()).expect("one machine"), None);
+    let over_mpi = CallerValues { over_mpi: true, ..CallerValues::default() };
+    let asked = |variables: &[(&str, &str)]| find(&over_mpi, variables).expect("complete").rendezvous;
+    assert_eq!(asked(&ranks), Some(Endpoint::Mpi("torchrun")));
+    assert_eq!(asked(&remote), node7(29501));
+    let torch = [&ranks[..], &[("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")]].concat();
     assert_eq!(
-        at(&spread).expect_err("two machines").to_string(),
-        "launcher Open MPI: the ranks are on several machines (OMPI_COMM_WORLD_LOCAL_SIZE is 3, and OMPI_COMM_WORLD_SIZE is \
-         6), which meet at MASTER_ADDR and MASTER_PORT only; they are not set"
+        at(&torch).expect_err("two machines").to_string(),
+        "launcher torchrun: the ranks are on several machines (LOCAL_WORLD_SIZE is 2, and WORLD_SIZE is 4), and do not meet by \
+         the job's name; set MASTER_ADDR and MASTER_PORT"
     );
 }
 
@@ -228,15 +237,10 @@ const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_
 
 #[test]
 fn slurm_says_how_ranks_are_spread_over_machines() {
-    let several = |reason: &str| {
-        format!(
-            "launcher SLURM: the ranks are on several machines ({reason}), which meet at MASTER_ADDR and MASTER_PORT only; \
-             they are not set"
-        )
-    };
+    let over_mpi = |local: u32| format!("SLURM [3, 4, 1, {local}] Some(Mpi(\"SLURM\")) MPI ");
     for name in ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"] {
         let spread = [(name, "2"), ("SLURM_NTASKS_PER_NODE", "2")];
-        assert_eq!(found(&srun(&spread)), several(&format!("{name} is 2")));
+        assert_eq!(found(&srun(&spread)), over_mpi(2));
         let unknown = format!(
             "launcher SLURM: {name} is 2, and neither SLURM_STEP_TASKS_PER_NODE nor SLURM_NTASKS_PER_NODE says how many \
              ranks this machine has"
@@ -251,7 +255,7 @@ fn slurm_says_how_ranks_are_spread_over_machines() {
     for (tasks, local) in [("2(x2)", 2), ("1,3", 3), ("2,2(x1)", 2)] {
         let spread =
             [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
-        assert_eq!(found(&srun(&spread)), several("SLURM_STEP_TASKS_PER_NODE is 2"), "{tasks}");
+        assert_eq!(found(&srun(&spread)), over_mpi(local), "{tasks}");
         let expected = format!(
             "SLURM [3, 4, 1, {local}] Some(Tcp {{ host: \"node7\", port: 2 }}) node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
         );

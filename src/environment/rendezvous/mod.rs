@@ -1,10 +1,11 @@
-//! The rendezvous of a job's ranks over TCP: what has to reach every rank before there is a
-//! communicator goes through rank 0.
+//! The rendezvous of a job's ranks: what has to reach every rank before there is a communicator
+//! goes through rank 0, over TCP or MPI.
 //!
-//! Rank 0 listens at a host and port that every rank was given, or on a port of the system's choice
-//! that it writes into a file. The others connect to it. The [handshake](crate::handshake) lets in
-//! processes that know the job's text, the secret where there is one, and the file's nonce where
-//! there is a file. After it every message has a tag, and one with a wrong tag ends the rendezvous.
+//! Over MPI those take part that the launcher has started. Over TCP, rank 0 listens at a host and
+//! port that every rank was given, or on a port of the system's choice that it writes into a file.
+//! The others connect to it. The [handshake](crate::handshake) lets in processes that know the
+//! job's text, the secret where there is one, and the file's nonce where there is a file. After it
+//! every message has a tag, and one with a wrong tag ends the rendezvous.
 //!
 //! Without a secret, a process that reaches the port and guesses the job's text can take part. A
 //! network that is not trusted needs a secret (`DCL_SECRET`), and a long random one: an attacker
@@ -26,6 +27,7 @@ use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::{
     Channel, EndReason, Frame, Key, Listener, Participant, PeerGathering, WireMessage, random_text, send_end,
 };
+use crate::mpi::{self, Launched, Meeting, MpiCommunicator};
 use crate::util::interrupt;
 
 /// The most ranks of a rendezvous. Rank 0 holds a connection, and so a file descriptor, for each of
@@ -36,13 +38,18 @@ pub(super) const MAX_RANKS: u32 = 1 << 16;
 /// How many random bytes name a rendezvous.
 const NONCE_BYTES: usize = 16;
 
-/// All ranks of a job, connected in a star around rank 0. Every process has one rank.
+/// All ranks of a job. Every process has one rank.
 pub(super) struct Rendezvous {
     rank: u32,
     world_size: u32,
     nonce: String,
+    connections: Connections,
+}
+
+enum Connections {
     /// On rank 0 those to all others, in order; on another rank that to rank 0.
-    channels: Vec<Channel>,
+    Tcp(Vec<Channel>),
+    Mpi(Meeting),
 }
 
 impl Rendezvous {
@@ -59,6 +66,10 @@ impl Rendezvous {
                 "world_size is {world_size}; ranks that meet over TCP or through a file are at most {MAX_RANKS}"
             );
         }
+        if let Endpoint::Mpi(launcher) = endpoint {
+            let launched = Launched { rank, world_size, launcher };
+            return Self::over_mpi(launched, participant.deadline);
+        }
         let (channels, nonce) = if rank == 0 {
             let nonce = random_text::<NONCE_BYTES>()?;
             (gather_peers(endpoint, participant, &nonce)?, nonce)
@@ -66,7 +77,26 @@ impl Rendezvous {
             let (channel, nonce) = peer::connect(endpoint, participant)?;
             (vec![channel], nonce)
         };
-        Ok(Rendezvous { rank, world_size, nonce, channels })
+        Ok(Rendezvous { rank, world_size, nonce, connections: Connections::Tcp(channels) })
+    }
+
+    fn over_mpi(launched: Launched<'_>, deadline: Instant) -> Result<Self> {
+        let Launched { rank, world_size, .. } = launched;
+        let instead = |error: Error| error.followed_by("; with MASTER_ADDR and MASTER_PORT set, ranks meet over TCP");
+        let world = mpi::check().and_then(|()| MpiCommunicator::world(Some(launched), deadline));
+        let mut meeting = Meeting::new(world.map_err(instead)?);
+        let nonces = meeting.exchange(random_text::<NONCE_BYTES>()?.as_bytes(), deadline)?;
+        let nonce = String::from_utf8_lossy(&nonces[0]).into_owned();
+        Ok(Rendezvous { rank, world_size, nonce, connections: Connections::Mpi(meeting) })
+    }
+
+    /// MPI's communicator of these ranks: that over which they have met, or a new one. Collective.
+    pub(super) fn into_mpi(self, launched: Launched<'_>, deadline: Instant) -> Result<MpiCommunicator> {
+        let meeting = match self.connections {
+            Connections::Tcp(_) => Meeting::new(MpiCommunicator::world(Some(launched), deadline)?),
+            Connections::Mpi(meeting) => meeting,
+        };
+        Ok(meeting.into_communicator())
     }
 
     /// A text that is the same on all ranks and different in every other rendezvous.
@@ -79,14 +109,18 @@ impl Rendezvous {
     /// error on all, unless it concerns only that last message. After an error the rendezvous has
     /// ended.
     pub(super) fn exchange(&mut self, part: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let channels = match &mut self.connections {
+            Connections::Tcp(channels) => channels,
+            Connections::Mpi(meeting) => return meeting.exchange(part, deadline),
+        };
         let exchanged = match self.rank {
-            0 => exchange::on_rank_0(&mut self.channels, part, deadline),
-            _ => exchange::on_peer(&mut self.channels[0], self.world_size, part, deadline),
+            0 => exchange::on_rank_0(channels, part, deadline),
+            _ => exchange::on_peer(&mut channels[0], self.world_size, part, deadline),
         };
         exchanged.inspect_err(|error| {
-            send_end(&mut self.channels, error);
+            send_end(&mut *channels, error);
             if self.rank != 0 {
-                self.channels.iter().for_each(Channel::shut_down);
+                channels.iter().for_each(Channel::shut_down);
             }
         })
     }
@@ -97,6 +131,7 @@ fn gather_peers(endpoint: &Endpoint, participant: &Participant<'_>, nonce: &str)
     let (listener, announcement) = match endpoint {
         Endpoint::Tcp { .. } if participant.world_size == 1 => return Ok(Vec::new()),
         Endpoint::Tcp { host, port } => (tcp::listen(host, *port, participant.deadline)?, None),
+        Endpoint::Mpi(_) => bail!(System, "no rank listens for those that meet over MPI"),
         Endpoint::File(path) => {
             let listener = tcp::listen_at_first(tcp::ANY, 0)?;
             let address =

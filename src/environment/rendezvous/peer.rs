@@ -82,6 +82,7 @@ fn attempt(
 ) -> Result<(Channel, String), AttemptError> {
     let (hosts, port, file_nonce) = match endpoint {
         Endpoint::Tcp { host, port } => (vec![host.clone()], *port, None),
+        Endpoint::Mpi(_) => (Vec::new(), 0, None),
         Endpoint::File(path) => {
             let found = file::read(path)?;
             (found.hosts, found.port, Some(found.nonce))

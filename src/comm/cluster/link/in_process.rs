@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Bytes, ComingMessage, Link, LinkMessage, Tag, take_whole};
+use crate::comm::backend_kind::BackendKind;
 use crate::error::{Result, bail};
 use crate::rank::Rank;
 use crate::util::lock;
@@ -37,6 +38,10 @@ pub(in crate::comm::cluster) fn links(count: u32) -> Vec<InProcessLink> {
 }
 
 impl Link for InProcessLink {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Ucx
+    }
+
     fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()> {
         if self.has_died(to) {
             bail!(PeerLost, "rank {to} has ended");

@@ -4,111 +4,16 @@
 
 #[cfg(test)]
 pub(super) mod in_process;
+pub(super) mod mpi;
 pub(super) mod ucx;
 
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::os::fd::BorrowedFd;
-use std::sync::Mutex;
 
-use crate::error::{Result, bail};
+use crate::comm::backend_kind::BackendKind;
+use crate::error::Result;
 use crate::rank::Rank;
-
-/// The bytes of a message, aligned to every element type.
-#[derive(Debug, Default)]
-pub(super) struct Bytes {
-    /// At least as many as the bytes need.
-    words: Vec<u64>,
-    len: usize,
-}
-
-/// Memory of dropped messages, which the next ones take: the system would take longer to give pages
-/// of zeros.
-static SPARE: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
-
-/// The fewest and the most bytes of a message whose memory is kept, and of how many it is.
-const KEPT_BYTES: RangeInclusive<usize> = 16 << 10..=1 << 20;
-const MOST_KEPT: usize = 16;
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        if KEPT_BYTES.contains(&(self.words.len() * size_of::<u64>()))
-            // In a fork, no thread may be there that unlocks it.
-            && let Ok(mut spare) = SPARE.try_lock()
-            && spare.len() < MOST_KEPT
-        {
-            spare.push(std::mem::take(&mut self.words));
-        }
-    }
-}
-
-impl Bytes {
-    /// Bytes that are to be written: they may be those of an earlier message.
-    pub(super) fn of_len(len: usize) -> Self {
-        let words = spare_words(len).unwrap_or_else(|| vec![0; len.div_ceil(size_of::<u64>())]);
-        Bytes { words, len }
-    }
-
-    /// As [`of_len`](Self::of_len), where a peer says the length.
-    fn of_peers_len(len: usize) -> Result<Self> {
-        if let Some(words) = spare_words(len) {
-            return Ok(Bytes { words, len });
-        }
-        let mut words = Vec::new();
-        let count = len.div_ceil(size_of::<u64>());
-        if words.try_reserve_exact(count).is_err() {
-            bail!(System, "no memory for a message of {len} bytes");
-        }
-        words.resize(count, 0);
-        Ok(Bytes { words, len })
-    }
-
-    pub(super) fn copy_of(bytes: &[u8]) -> Self {
-        let mut copy = Bytes::of_len(bytes.len());
-        copy.copy_from_slice(bytes);
-        copy
-    }
-
-    /// A copy of the bytes at an address.
-    ///
-    /// # Safety
-    ///
-    /// It is valid for reads of `len` bytes, which no other code writes.
-    pub(super) unsafe fn copy_from(address: *const u8, len: usize) -> Self {
-        let mut copy = Bytes::of_len(len);
-        // SAFETY: the caller's promise.
-        unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(address, len) };
-        copy
-    }
-}
-
-/// The smallest kept memory that has room for so many bytes, and not for many more.
-fn spare_words(len: usize) -> Option<Vec<u64>> {
-    if !KEPT_BYTES.contains(&len) {
-        return None;
-    }
-    let mut spare = SPARE.try_lock().ok()?;
-    let fits =
-        spare.iter().enumerate().filter(|(_, words)| (len..=4 * len).contains(&(words.len() * size_of::<u64>())));
-    let (index, _) = fits.min_by_key(|(_, words)| words.len())?;
-    Some(spare.swap_remove(index))
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the words have at least as many bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
-    }
-}
-
-impl DerefMut for Bytes {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and any byte is a part of a word.
-        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.len) }
-    }
-}
+pub(super) use crate::util::bytes::Bytes;
 
 /// What a message belongs to: a communicator, a kind, and of that kind a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -204,6 +109,9 @@ fn take_whole<R>(incoming: &mut VecDeque<ComingMessage<R>>, arrivals: &mut Vec<L
 
 /// One process's connections with the other processes of the job. Any thread may call it.
 pub(super) trait Link: Send + Sync {
+    /// The backend whose communicators it connects.
+    fn kind(&self) -> BackendKind;
+
     /// Begins to send a message to another rank of the job, and returns at once. The link has the
     /// bytes until they are on their way.
     ///
@@ -219,14 +127,15 @@ pub(super) trait Link: Send + Sync {
     /// How many bytes of this rank's messages are not on their way yet.
     fn unsent(&self) -> usize;
 
-    /// Whether the process of a rank has ended, or its connection.
+    /// Whether the process of a rank has ended, or its connection, as far as the engine says.
     fn has_died(&self, rank: Rank) -> bool;
 
     /// Waits until all messages have been sent, for a bounded time.
     fn flush(&self);
 
-    /// What becomes readable when [`progress`](Self::progress) has something to do, if the engine
-    /// has that. Returns `None` if there is something to do already.
+    /// What becomes readable when [`progress`](Self::progress) has something to do. Returns `None`
+    /// if there is something to do already, or if the engine has no such thing: then the caller
+    /// looks again after a millisecond.
     fn to_sleep_on(&self) -> Option<BorrowedFd<'_>>;
 }
 

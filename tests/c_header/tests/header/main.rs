@@ -2,6 +2,7 @@
 //! bindgen reads the header, syn reads `bindings/capi/src/`. bindgen needs libclang, in a standard
 //! place or in the folder that the environment variable `LIBCLANG_PATH` names.
 
+mod mpi;
 mod nccl;
 mod source;
 

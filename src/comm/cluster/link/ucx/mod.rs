@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 
 use sys::{ucp_ep_h, ucp_request_param_t, ucs_status_t};
 
-use super::{Bytes, ComingMessage, Link, LinkMessage, Tag, take_whole};
+use super::{ComingMessage, Link, LinkMessage, Tag, take_whole};
+use crate::comm::backend_kind::BackendKind;
 use crate::comm::rank_lock::try_enter;
 use crate::error::{Result, bail, error};
 use crate::rank::Rank;
+use crate::util::bytes::Bytes;
 use crate::util::descriptors::make_room_for_processes;
 use crate::util::fork::ProcessGuard;
-use crate::util::lock;
+use crate::util::{lock, signal_handlers};
 
 /// How long a rank that leaves waits until its last messages are on their way.
 const FLUSH_TIME: Duration = Duration::from_secs(1);
@@ -31,29 +33,16 @@ const MOST_STEPS: usize = 64;
 /// About how many files a link opens, apart from its connections.
 const FILES: usize = 8;
 
-/// The signals for which UCX installs handlers when it is loaded.
-const SIGNALS: [i32; 5] = [libc::SIGILL, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGHUP];
-
 /// Loads UCX, and leaves the program's signal handlers as they are.
 fn load() -> Result<&'static str> {
-    // SAFETY: a structure of zeros is a value of it, and `sigaction` only reads and writes these.
-    let mut handlers: [libc::sigaction; SIGNALS.len()] = unsafe { std::mem::zeroed() };
-    for (signal, handler) in SIGNALS.into_iter().zip(&mut handlers) {
-        // SAFETY: as above.
-        unsafe { libc::sigaction(signal, null(), handler) };
-    }
-    let file = sys::load(&["libucp.so.0"], |tried| {
+    let missing = |tried: &str| {
         error!(
             Unsupported,
             "UCX is not to be found; tried {tried}. It is in the package libucx0, and in the PyPI package libucx-cu12, \
              whose lib folder then has to be in LD_LIBRARY_PATH"
         )
-    });
-    for (signal, handler) in SIGNALS.into_iter().zip(&handlers) {
-        // SAFETY: as above.
-        unsafe { libc::sigaction(signal, handler, null_mut()) };
-    }
-    file
+    };
+    signal_handlers::keep(|| sys::load(&["libucp.so.0"], missing))
 }
 
 /// The version of UCX, which is loaded once: (1, 13).
@@ -195,8 +184,8 @@ impl UcxLink {
                 if made == ucs_status_t::UCS_ERR_UNREACHABLE {
                     bail!(
                         System,
-                        "UCX has no network between this rank's machine and rank {rank}'s: `ucx_info -d` lists what it has \
-                         on each; UCX_NET_DEVICES and UCX_TLS choose among them"
+                        "UCX has no network between this rank's machine and rank {rank}'s, or that rank has failed: \
+                         `ucx_info -d` lists what UCX has on each machine; UCX_NET_DEVICES and UCX_TLS choose among them"
                     );
                 }
                 check(&format!("no connection with rank {rank}: ucp_ep_create"), made)?;
@@ -266,6 +255,10 @@ unsafe extern "C" fn on_end(argument: *mut c_void, _endpoint: ucp_ep_h, status: 
 }
 
 impl Link for UcxLink {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Ucx
+    }
+
     fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()> {
         let mut locked = lock(&self.worker);
         if self.has_died(to) {
