@@ -18,6 +18,7 @@ __all__ = [
     "TensorId",
     "Work",
     "connect",
+    "from_mpi",
     "in_process",
     "initialize",
 ]
@@ -138,6 +139,9 @@ class Environment:
 
 def connect(exchange: Callable[[bytes], List[bytes]], rank: int, world_size: int, timeout: _Timeout) -> Communicator:
     """The communicator of processes, for whom ``exchange`` brings each rank the bytes of all."""
+
+def from_mpi(comm: int, timeout: Optional[_Timeout] = None) -> Communicator:
+    """The communicator of the ranks of an ``MPI_Comm``, which is given as a number."""
 
 def in_process(world_size: int, backend: str, timeout: Optional[_Timeout] = None) -> List[Communicator]:
     """The communicators of ranks that are threads of this process."""

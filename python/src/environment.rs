@@ -155,6 +155,19 @@ pub(super) fn connect(
     call(py, || unsafe { builder.timeout(timeout.0).connect_by(exchange) }).map(Communicator::new)
 }
 
+/// The communicator of the ranks of an `MPI_Comm`, which is given as a number.
+#[pyfunction]
+#[pyo3(signature = (comm, timeout = None))]
+pub(super) fn from_mpi(py: Python<'_>, comm: usize, timeout: Option<Timeout>) -> PyResult<Communicator> {
+    interrupt::install(py)?;
+    call(py, || {
+        let timeout = timeout.map_or_else(|| timeout_or(DEFAULT_TIMEOUT), |timeout| Ok(timeout.0))?;
+        // SAFETY: the caller promises that it is one of this process's MPI.
+        unsafe { distcollective::Communicator::from_raw_mpi(comm, timeout) }
+    })
+    .map(Communicator::new)
+}
+
 #[pymethods]
 impl Environment {
     #[getter]

@@ -49,7 +49,7 @@ mod _core {
     #[pymodule_export]
     use super::communicator::Communicator;
     #[pymodule_export]
-    use super::environment::{Environment, connect, in_process, initialize};
+    use super::environment::{Environment, connect, from_mpi, in_process, initialize};
     #[pymodule_export]
     use super::network::{Context, Engine, Layer, LayerId, Network, TensorId};
     #[pymodule_export]

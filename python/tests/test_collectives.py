@@ -528,7 +528,7 @@ def test_wrong_arguments():
             (TypeError, "group is a int", lambda: dist.all_reduce(x, group=3)),
             (ValueError, "op is", lambda: dist.P2POp(dist.send, x, 0)),
             (ValueError, "at least one P2POp", lambda: dist.batch_isend_irecv([])),
-            (ValueError, 'backend is "ucc"; this package has backend="gloo"', lambda: dist.init_process_group("ucc")),
+            (ValueError, 'backend is "ucc"; this package has "gloo"', lambda: dist.init_process_group("ucc")),
             (ValueError, "init_method is 'udp:///x'", lambda: dist.init_process_group(init_method="udp:///x")),
             (ValueError, "rank is -2", lambda: dist.init_process_group(rank=-2)),
             (RuntimeError, r"was initialized at .*ranks\.py:\d+", lambda: dist.init_process_group("gloo")),

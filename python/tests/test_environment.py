@@ -86,7 +86,7 @@ def test_a_launch_function_reads_its_own_launchers_variables():
         os.environ.update(variables, RANK="0", WORLD_SIZE="1")
         with pytest.raises(ValueError, match="OMPI_COMM_WORLD_RANK"):
             distcollective.launch_from_openmpi("127.0.0.1", 29500)
-        with pytest.raises(ValueError, match='this package has backend="gloo"'):
+        with pytest.raises(ValueError, match='this package has "gloo"'):
             distcollective.launch_from_torch(backend="ucc")
         with pytest.raises(RuntimeError, match='NCCL cannot be used.*backend="gloo"'):
             distcollective.launch_from_torch(backend="nccl")

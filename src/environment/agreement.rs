@@ -145,7 +145,8 @@ impl AgreedSetup {
         let Some(reasons) = by_reason(failed) else { return Ok(()) };
         let machines = self.machines.iter().max().map_or(0, |last| *last as usize + 1);
         let (machines, engine) = (count_of(machines, "machine"), self.backend.name().to_uppercase());
-        let text = format!("the ranks are on {machines}, between which {engine} moves the elements, and {what}: {reasons}");
+        let text =
+            format!("the ranks are on {machines}, between which {engine} moves the elements, and {what}: {reasons}");
         Err(Error::new(kind, text))
     }
 }

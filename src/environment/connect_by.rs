@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use super::agreement::{AgreedSetup, RankInfo};
-use crate::comm::{
-    BackendKind, Communicator, CommunicatorBuilder, LinkEngine, connect_machines, exchange, ucx_link,
-};
+use crate::comm::{BackendKind, Communicator, CommunicatorBuilder, LinkEngine, connect_machines, exchange, ucx_link};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::handshake::random_text;
 use crate::rank::Rank;

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from .. import _core
 from ..errors import ArgumentError, DeadlineError, Error, text_of
 
-_BACKENDS = ("gloo", "host", "nccl")
+_BACKENDS = ("gloo", "host", "nccl", "mpi")
 #: A time, or a number of seconds; None for what holds unless it is given.
 Timeout = Union[timedelta, float, None]
 #: How the names of this package's modules begin.
@@ -37,6 +37,21 @@ class ProcessGroup:
         self._ranks = communicator.global_ranks()
         self._group_ranks = {rank: number for number, rank in enumerate(self._ranks)}
         self._for_sessions: Optional[_core.SessionCommunicator] = None
+
+    @classmethod
+    def from_mpi(cls, comm: Any, timeout: Timeout = None) -> "ProcessGroup":
+        """The group of the ranks of an ``MPI_Comm``, on any number of machines without GPUs. They all call it.
+
+        ``comm`` is a communicator of mpi4py, which is duplicated, or a handle of the MPI that this
+        process has loaded, as a number. MPI has been initialized with ``MPI_THREAD_MULTIPLE``, as
+        mpi4py does. After ``MPI_Finalize`` calls on the group raise an error. ``timeout`` is for this
+        call and for each later one.
+        """
+        if not isinstance(comm, int):
+            from mpi4py import MPI
+
+            comm = MPI._handleof(comm)
+        return cls(_core.from_mpi(comm, timeout))
 
     def rank(self) -> int:
         """This process's number in the group."""
@@ -292,7 +307,7 @@ def known_backend(name: Optional[str]) -> str:
     found = "gloo" if name is None else name.lower()
     if found not in _BACKENDS:
         raise ArgumentError(
-            f'backend is "{name}"; this package has backend="gloo", which is also called "host", and backend="nccl"'
+            f'backend is "{name}"; this package has "gloo", which is also called "host", "mpi" and "nccl"'
         )
     return "gloo" if found == "host" else found
 
@@ -317,9 +332,10 @@ def init_process_group(
 ) -> None:
     """Find the other ranks, and make the group of all of them. Every rank calls it.
 
-    ``backend`` is "gloo", which is also called "host": ranks are processes of one machine, and
-    tensors are in its memory. Or it is "nccl": each rank has the GPU of its local rank, and tensors
-    are there. It is "gloo" unless it is given.
+    ``backend`` is "gloo", which is also called "host": tensors are in the memory of the host, and
+    between machines UCX moves them, or MPI where the ranks meet over it. "mpi" asks for MPI. With
+    "nccl" each rank has the GPU of its local rank, and tensors are there. It is "gloo" unless it is
+    given.
     ``init_method`` is "env://", "tcp://HOST:PORT" or "file:///PATH", whose path names the job of ranks
     of one machine. What is not given comes from the launcher's
     variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``. ``timeout`` is for this

@@ -102,7 +102,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         _ if c_type.ends_with('*') => ("OUTPUT", detail),
         _ => {
             let bits = match c_type {
-                "size_t" | "uint64_t" => "64",
+                "size_t" | "uint64_t" | "uintptr_t" => "64",
                 "int64_t" => "-64",
                 _ => "-32",
             };
