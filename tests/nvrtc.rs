@@ -1,4 +1,4 @@
-//! Compiles the kernels of `cuda/` with NVRTC for a device of each generation. This needs no device.
+//! Compiles the kernels of `cuda/` with NVRTC for each generation of devices, and needs no device.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_char, c_int, c_void};

@@ -27,8 +27,9 @@ impl CommunicatorBuilder {
     ///
     /// // With more ranks, a store brings the bytes of the others.
     /// let exchange = |own: &[u8]| Ok(vec![own.to_vec()]);
+    /// let builder = Communicator::builder().world_size(1).rank(0);
     /// // SAFETY: there is no other rank.
-    /// let communicator = unsafe { Communicator::builder().world_size(1).rank(0).connect_by(exchange)? };
+    /// let communicator = unsafe { builder.connect_by(exchange)? };
     /// communicator.barrier()?;
     /// # Ok::<(), distcollective::Error>(())
     /// ```
