@@ -1379,15 +1379,15 @@ dcl_status_t dcl_communicator_from_nccl(void *nccl_comm, int64_t timeout_ms,
 
 /* Creates a communicator of the ranks of the caller's MPI_Comm, on any number of machines without
  * GPUs: on each machine the host backend, and MPI between them. `mpi_comm` is
- * `(uintptr_t)MPI_COMM_WORLD`, say, of the MPI that this process has loaded. The library duplicates
+ * `(uint64_t)MPI_COMM_WORLD`, say, of the MPI that this process has loaded. The library duplicates
  * it, and does not use it afterwards. MPI has been initialized by MPI_Init_thread with
  * MPI_THREAD_MULTIPLE, since a thread of the library calls it too. After MPI_Finalize calls return
  * DCL_STATUS_NOT_READY. Free the communicator with dcl_communicator_free.
  *
  * Errors: DCL_STATUS_UNSUPPORTED if MPI allows fewer threads; DCL_STATUS_NOT_READY if it is not
- * initialized, or finalized; DCL_STATUS_INVALID_ARGUMENT for 0 and for an intercommunicator.
- * [collective, shared] */
-dcl_status_t dcl_communicator_from_mpi(uintptr_t mpi_comm, int64_t timeout_ms,
+ * initialized, or finalized; DCL_STATUS_INVALID_ARGUMENT for MPI_COMM_NULL, and for an
+ * intercommunicator. [collective, shared] */
+dcl_status_t dcl_communicator_from_mpi(uint64_t mpi_comm, int64_t timeout_ms,
                                        dcl_communicator_t **communicator);
 
 /* Frees a handle without waiting. [local, shared] */

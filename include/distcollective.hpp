@@ -668,8 +668,8 @@ class Communicator : public detail::Owned<detail::Handle<dcl_communicator_t>, dc
         return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_nccl, nccl_comm,
                                                                   timeout.count());
     }
-    // A communicator of the ranks of the caller's MPI_Comm, as (std::uintptr_t)comm.
-    static Result<Communicator> from_mpi(std::uintptr_t mpi_comm, Timeout timeout = default_timeout) {
+    // A communicator of the ranks of the caller's MPI_Comm, as (std::uint64_t)comm.
+    static Result<Communicator> from_mpi(std::uint64_t mpi_comm, Timeout timeout = default_timeout) {
         return detail::output<dcl_communicator_t *, Communicator>(dcl_communicator_from_mpi, mpi_comm,
                                                                   timeout.count());
     }

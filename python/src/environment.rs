@@ -133,6 +133,9 @@ pub(super) fn in_process(
     Ok(communicators.into_iter().map(Communicator::new).collect())
 }
 
+/// What the library's error says if a function of Python's has raised another.
+const NOT_EXCHANGED: &str = "the ranks could not exchange bytes";
+
 /// The communicator of processes that exchange bytes by a function of Python's.
 #[pyfunction]
 pub(super) fn connect(
@@ -143,16 +146,27 @@ pub(super) fn connect(
     timeout: Timeout,
 ) -> PyResult<Communicator> {
     interrupt::install(py)?;
+    let raised = Mutex::new(None);
     let exchange = |bytes: &[u8]| {
         let exchanged = Python::attach(|py| exchange.call1(py, (PyBytes::new(py, bytes),))?.extract(py));
-        exchanged.map_err(|raised| {
-            raise_after_call(raised);
-            Error::new(ErrorKind::System, "the ranks could not exchange bytes")
+        exchanged.map_err(|error| {
+            *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            Error::new(ErrorKind::System, NOT_EXCHANGED)
         })
     };
     let builder = distcollective::Communicator::builder().rank(rank).world_size(world_size);
-    // SAFETY: torch's store is trusted, as SECURITY.md says.
-    call(py, || unsafe { builder.timeout(timeout.0).connect_by(exchange) }).map(Communicator::new)
+    call(py, || {
+        // SAFETY: torch's store is trusted, as SECURITY.md says.
+        let connected = unsafe { builder.timeout(timeout.0).connect_by(exchange) };
+        // This rank's own error is a better one than that of the exchange after it.
+        connected.inspect_err(|error| {
+            let raised = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(raised) = raised.filter(|_| error.to_string().ends_with(NOT_EXCHANGED)) {
+                raise_after_call(raised);
+            }
+        })
+    })
+    .map(Communicator::new)
 }
 
 /// The communicator of the ranks of an `MPI_Comm`, which is given as a number.

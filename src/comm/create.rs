@@ -367,10 +367,21 @@ pub(crate) fn connect_machines(
         names: Some(&names),
         deadline,
     };
-    let host = host::between_processes(&participant)?.remove(0);
+    let host = host::between_processes(&participant).map(|mut ranks| ranks.remove(0));
     let backend = match engine {
-        LinkEngine::Ucx { link, addresses } => ClusterBackend::over_ucx(link, &addresses, rank, machines, host)?,
-        LinkEngine::Mpi(communicator) => ClusterBackend::over_mpi(communicator, rank, machines, host)?,
+        LinkEngine::Ucx { link, addresses } => ClusterBackend::over_ucx(link, &addresses, rank, machines, host?)?,
+        LinkEngine::Mpi(communicator) => {
+            let mut meeting = Meeting::new(communicator);
+            let told = host.as_ref().map(drop).map_err(ToString::to_string);
+            let told = exchange(&told, |rank| rank, |bytes| meeting.exchange(bytes, deadline));
+            let (host, told) = (host?, told?);
+            if let Some((error, other)) =
+                told.iter().zip(0..).find_map(|(told, other)| Some((told.as_ref().err()?, other)))
+            {
+                bail!(Aborted, "rank {other} could not connect: {error}");
+            }
+            ClusterBackend::over_mpi(meeting.into_communicator(), rank, machines, host)?
+        }
     };
     Ok(Communicator::new(Arc::new(backend), deadline.saturating_duration_since(Instant::now())))
 }

@@ -44,6 +44,8 @@ pub(super) struct Constants {
     pub(super) uint64: HandleNumber,
     /// `MPI_ERRORS_RETURN`.
     pub(super) errors_return: HandleNumber,
+    /// `MPI_COMM_NULL`.
+    pub(super) null: HandleNumber,
 }
 
 /// The most `int`s of a status.
@@ -78,6 +80,7 @@ impl Abi for OpenMpi {
             own: symbol("ompi_mpi_comm_self")?,
             uint64: symbol("ompi_mpi_uint64_t")?,
             errors_return: symbol("ompi_mpi_errors_return")?,
+            null: symbol("ompi_mpi_comm_null")?,
         })
     }
 }
@@ -93,7 +96,8 @@ impl Abi for Mpich {
     const SOURCE_AT: usize = 2;
 
     fn constants(_symbol: &dyn Fn(&str) -> Option<HandleNumber>) -> Option<Constants> {
-        Some(Constants { world: 0x4400_0000, own: 0x4400_0001, uint64: 0x4c00_083e, errors_return: 0x5400_0001 })
+        let (world, own, null) = (0x4400_0000, 0x4400_0001, 0x0400_0000);
+        Some(Constants { world, own, uint64: 0x4c00_083e, errors_return: 0x5400_0001, null })
     }
 }
 
@@ -108,6 +112,6 @@ impl Abi for Standard {
     const SOURCE_AT: usize = 0;
 
     fn constants(_symbol: &dyn Fn(&str) -> Option<HandleNumber>) -> Option<Constants> {
-        Some(Constants { world: 0x101, own: 0x102, uint64: 0x259, errors_return: 0x143 })
+        Some(Constants { world: 0x101, own: 0x102, uint64: 0x259, errors_return: 0x143, null: 0x100 })
     }
 }

@@ -92,6 +92,9 @@ pub(super) trait Api: Send + Sync {
     unsafe fn initialize(&self) -> Result<()>;
     unsafe fn finalize(&self);
     fn world(&self) -> HandleNumber;
+    fn is_null(&self, communicator: HandleNumber) -> bool;
+    /// Has errors of calls on a communicator returned.
+    unsafe fn return_errors(&self, communicator: HandleNumber) -> Result<()>;
     unsafe fn rank_and_size(&self, communicator: HandleNumber) -> Result<(u32, u32)>;
     /// Begins to make a copy of a communicator, whose handle is written to `copy`.
     unsafe fn duplicate(&self, communicator: HandleNumber, copy: *mut HandleNumber) -> Result<MpiRequest>;
@@ -220,6 +223,17 @@ impl<A: Abi> Api for Bound<A> {
         self.constants.world
     }
 
+    fn is_null(&self, communicator: HandleNumber) -> bool {
+        [0, Self::handle(self.constants.null).number()].contains(&Self::handle(communicator).number())
+    }
+
+    unsafe fn return_errors(&self, communicator: HandleNumber) -> Result<()> {
+        let (communicator, errors_return) = (Self::handle(communicator), Self::handle(self.constants.errors_return));
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.functions.set_error_handler)(communicator, errors_return) };
+        self.check("MPI_Comm_set_errhandler", code)
+    }
+
     unsafe fn rank_and_size(&self, communicator: HandleNumber) -> Result<(u32, u32)> {
         let [mut rank, mut size, mut is_inter] = [0; 3];
         let communicator = Self::handle(communicator);
@@ -245,11 +259,10 @@ impl<A: Abi> Api for Bound<A> {
 
     unsafe fn duplicated(&self, copy: *mut HandleNumber) -> Result<HandleNumber> {
         // SAFETY: the caller's promise: MPI has written the handle.
-        let copy = unsafe { copy.cast::<A::Handle>().read() };
+        let copy = unsafe { copy.cast::<A::Handle>().read() }.number();
         // SAFETY: as above.
-        let code = unsafe { (self.functions.set_error_handler)(copy, Self::handle(self.constants.errors_return)) };
-        self.check("MPI_Comm_set_errhandler", code)?;
-        Ok(copy.number())
+        unsafe { self.return_errors(copy)? };
+        Ok(copy)
     }
 
     unsafe fn before_finalize(&self, call: fn()) -> Result<()> {

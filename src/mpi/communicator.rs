@@ -81,13 +81,13 @@ impl MpiCommunicator {
     ///
     /// It is a communicator of the MPI that the process has loaded.
     pub(crate) unsafe fn of_raw(handle: HandleNumber, deadline: Instant) -> Result<Self> {
-        if handle == 0 {
-            bail!(InvalidArgument, "the communicator of MPI is null");
-        }
         if !MpiLibrary::is_loaded() || MpiLibrary::find()?.api.phase() == MpiPhase::New {
             bail!(NotReady, "MPI is not initialized in this process, and has no communicators before");
         }
         let library = initialized(deadline)?;
+        if library.api.is_null(handle) {
+            bail!(InvalidArgument, "the communicator of MPI is MPI_COMM_NULL");
+        }
         // SAFETY: the caller's promise.
         unsafe { Self::duplicate(library, handle, deadline) }
     }
@@ -98,11 +98,11 @@ impl MpiCommunicator {
     unsafe fn duplicate(library: &'static MpiLibrary, handle: HandleNumber, deadline: Instant) -> Result<Self> {
         // If the duplication does not end, MPI may write it later.
         let copy: *mut HandleNumber = Box::leak(Box::new(0));
-        // SAFETY: MPI is initialized, and with the lock held it does not end. The caller's promise.
-        let ((rank, size), mut request) = unsafe {
-            let _engine = enter()?;
-            (library.api.rank_and_size(handle)?, library.api.duplicate(handle, copy)?)
-        };
+        drop(enter()?);
+        // SAFETY: MPI is initialized, and the caller's promise. The lock is not held: MPI may call
+        // what the program has attached to its communicator.
+        let ((rank, size), mut request) =
+            unsafe { (library.api.rank_and_size(handle)?, library.api.duplicate(handle, copy)?) };
         let warning =
             |seconds| format!("rank {rank} has waited for {seconds} s until all duplicate MPI's communicator");
         let mut wait = Wait::until(deadline).warning(&warning);

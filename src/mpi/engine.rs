@@ -101,7 +101,7 @@ fn still_works(engine: MutexGuard<'static, MpiEngine>) -> Result<MutexGuard<'sta
     Ok(engine)
 }
 
-/// MPI calls it at the beginning of `MPI_Finalize`, before which all communicators should end.
+/// Ends the calls of MPI, whose `MPI_Finalize` has begun.
 pub(super) fn end() {
     let end = Instant::now() + FLUSH_TIME;
     let mut idle_since = Instant::now();

@@ -48,9 +48,11 @@ impl MpiLibrary {
 /// The files to look for under a launcher that has set the variables for which `is_set` holds. A
 /// launcher's variables tell ranks of its own MPI only who they are.
 fn files(is_set: impl Fn(&str) -> bool) -> Vec<&'static str> {
-    let lists = match (is_set("OMPI_COMM_WORLD_SIZE"), is_set("PMI_SIZE") && !is_set("SLURM_PROCID")) {
-        (true, _) => [OPEN_MPI, STANDARD, &[]],
-        (_, true) => [MPICH, STANDARD, &[]],
+    let lists = match (is_set("OMPI_COMM_WORLD_SIZE"), is_set("PMI_SIZE"), is_set("SLURM_PROCID")) {
+        (true, ..) => [OPEN_MPI, STANDARD, &[]],
+        (_, true, false) => [MPICH, STANDARD, &[]],
+        // srun sets the variables of PMI too, for any MPI.
+        (_, true, true) => [MPICH, OPEN_MPI, STANDARD],
         _ => [OPEN_MPI, MPICH, STANDARD],
     };
     lists.concat()
@@ -100,5 +102,6 @@ fn the_launchers_mpi_is_looked_for() {
     assert_eq!(under(&["OMPI_COMM_WORLD_SIZE"])[0], "libmpi.so.40");
     assert!(!under(&["OMPI_COMM_WORLD_SIZE"]).contains(&"libmpich.so.12"));
     assert_eq!(under(&["PMI_SIZE"])[..2], ["libmpich.so.12", "libmpi.so.12"]);
-    assert_eq!(under(&["PMI_SIZE", "SLURM_PROCID"]), under(&[]));
+    assert_eq!(under(&["PMI_SIZE", "SLURM_PROCID"])[0], "libmpich.so.12");
+    assert_eq!(under(&["SLURM_PROCID"])[0], "libmpi.so.40");
 }

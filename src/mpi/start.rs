@@ -24,12 +24,13 @@ pub(crate) struct Launched<'a> {
 }
 
 impl Launched<'static> {
-    /// What the variables of mpirun say, if it has started this process.
+    /// What the variables of mpirun or srun say, if one has started this process.
     pub(crate) fn by_mpirun() -> Option<Self> {
         let number = |name| std::env::var(name).ok()?.parse().ok();
         let by = |launcher, rank, size| Some(Launched { rank: number(rank)?, world_size: number(size)?, launcher });
         by("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
             .or_else(|| by("PMI (MPICH, Intel MPI)", "PMI_RANK", "PMI_SIZE"))
+            .or_else(|| by("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
     }
 }
 
@@ -45,6 +46,8 @@ pub(crate) fn check() -> Result<()> {
 
 /// The library, and whether it is initialized.
 fn find() -> Result<(&'static MpiLibrary, bool)> {
+    static PROCESS: OnceLock<ProcessGuard> = OnceLock::new();
+    PROCESS.get_or_init(ProcessGuard::current).check("MPI")?;
     let library = MpiLibrary::find()?;
     let (file, version) = (library.file, &library.version);
     match library.api.phase() {
@@ -132,7 +135,11 @@ impl Starter {
 
     fn run(&self) {
         // SAFETY: no other thread initializes MPI for this library.
-        let result = signal_handlers::keep(|| unsafe { self.library.api.initialize() });
+        let result = signal_handlers::keep(|| unsafe {
+            self.library.api.initialize()?;
+            // MPICH gives the error of a request of a duplication to this one's handler.
+            self.library.api.return_errors(self.library.api.world())
+        });
         let is_initialized = result.is_ok();
         if is_initialized {
             // SAFETY: the function may be called at any time.
@@ -152,18 +159,15 @@ impl Starter {
 }
 
 /// What ends communicators before MPI ends.
-static BEFORE: OnceLock<extern "C" fn()> = OnceLock::new();
+static BEFORE: OnceLock<fn()> = OnceLock::new();
 
-/// Has `call` called at the end of the process, before this library finalizes MPI.
-pub(crate) fn before_finalize(call: extern "C" fn()) {
+/// Has `call` called before MPI is finalized, by whomever.
+pub(crate) fn before_finalize(call: fn()) {
     BEFORE.get_or_init(|| call);
 }
 
 extern "C" fn finalize_at_exit() {
     let Some(starter) = STARTER.get().filter(|starter| starter.process.is_current()) else { return };
-    if let Some(before) = BEFORE.get() {
-        before();
-    }
     let mut stage = lock(&starter.stage);
     *stage = StartStage::Ending;
     starter.changed.notify_all();
@@ -171,14 +175,22 @@ extern "C" fn finalize_at_exit() {
     drop(starter.changed.wait_timeout_while(stage, FINALIZE_TIME, is_ending).unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Has [`end`] called when MPI is finalized, by whomever.
+/// MPI calls it at the beginning of `MPI_Finalize`.
+fn on_finalize() {
+    if let Some(before) = BEFORE.get() {
+        before();
+    }
+    end();
+}
+
+/// Has [`on_finalize`] called when MPI is finalized, by whomever.
 fn prepare_end(library: &'static MpiLibrary) -> Result<()> {
     static PREPARED: Mutex<bool> = Mutex::new(false);
     let mut is_prepared = lock(&PREPARED);
     if !*is_prepared {
         let _engine = enter()?;
         // SAFETY: MPI is initialized, and with the lock held it does not end.
-        unsafe { library.api.before_finalize(end)? };
+        unsafe { library.api.before_finalize(on_finalize)? };
         *is_prepared = true;
     }
     Ok(())

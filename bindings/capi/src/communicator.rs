@@ -159,14 +159,14 @@ extern "C" fn dcl_communicator_from_nccl(
 
 #[unsafe(no_mangle)]
 extern "C" fn dcl_communicator_from_mpi(
-    mpi_comm: usize,
+    mpi_comm: u64,
     timeout_ms: i64,
     communicator: OutPointer<Handle<CCommunicator>>,
 ) -> Status {
     call(|| {
         let (communicator, timeout) = (communicator.check("communicator")?, timeout_or_default(timeout_ms)?);
         // SAFETY: the header requires an MPI_Comm of this process's MPI.
-        let duplicated = unsafe { Communicator::from_raw_mpi(mpi_comm, timeout)? };
+        let duplicated = unsafe { Communicator::from_raw_mpi(mpi_comm as usize, timeout)? };
         communicator.set(CCommunicator::handle(duplicated));
         Ok(())
     })

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use super::link::{Bytes, LinkMessage, MessageKind, Tag};
+use super::link::{Bytes, LinkMessage, MessageKind, Tag, WHOLE_JOB};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::error::{Error, Result, bail, error};
 use crate::moved_type::TransferType;
@@ -68,7 +68,7 @@ impl Inbox {
     }
 
     pub(super) fn has_left(&self, rank: Rank, communicator: u32) -> bool {
-        self.left.contains(&(rank, communicator))
+        [communicator, WHOLE_JOB].into_iter().any(|left| self.left.contains(&(rank, left)))
     }
 
     /// Adds a receive. Returns those that end now.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::inbox::{Ended, Inbox};
-use super::link::{Bytes, Link, LinkMessage, MAX_COMMUNICATOR, MessageKind, Tag};
+use super::link::{Bytes, Link, LinkMessage, MessageKind, Tag, WHOLE_JOB};
 use crate::comm::backend::{Backend, is_shared};
 use crate::comm::backend_kind::BackendKind;
 use crate::comm::host::HostBackend;
@@ -43,9 +43,6 @@ const REASON_BYTES: usize = 2048;
 
 /// The first communicator's number.
 pub(super) const FIRST: u32 = 0;
-
-/// A rank that leaves this one has left all communicators.
-const WHOLE_JOB: u32 = MAX_COMMUNICATOR;
 
 /// The bits of a communicator's number that its first rank counts. The others are that rank.
 const COUNT_BITS: u32 = 18;
@@ -482,21 +479,30 @@ fn move_messages(job: &Job) {
 fn stop_at_exit(job: &Arc<Job>) {
     static JOBS: Mutex<Vec<Weak<Job>>> = Mutex::new(Vec::new());
     static REGISTERED: Once = Once::new();
-    extern "C" fn stop_all() {
-        for job in std::mem::take(&mut *lock(&JOBS)).iter().filter_map(Weak::upgrade) {
-            if job.process.is_current() {
-                job.leave_all();
-                job.mover.stop();
-            }
+    fn stop(is_chosen: impl Fn(&Job) -> bool, error: Error) {
+        let jobs: Vec<Arc<Job>> = lock(&JOBS).iter().filter_map(Weak::upgrade).collect();
+        for job in jobs.into_iter().filter(|job| job.process.is_current() && is_chosen(job)) {
+            job.leave_all();
+            job.mover.stop();
+            // This rank's calls return it, and no other rank's: those may still be in a call.
+            let _ended_before = job.ended.set(error.clone());
+            job.end_receives();
             // Nothing of the link is freed now.
             std::mem::forget(job);
         }
+    }
+    extern "C" fn stop_all() {
+        stop(|job| !job.mover.is_over.load(Ordering::Acquire), error!(NotReady, "the process ends"));
+    }
+    fn stop_over_mpi() {
+        let error = error!(NotReady, "the program has finalized MPI, which moves the elements between machines");
+        stop(|job| job.link.kind() == BackendKind::Mpi && !job.mover.is_over.load(Ordering::Acquire), error);
     }
     let mut jobs = lock(&JOBS);
     jobs.retain(|other| other.strong_count() > 0);
     jobs.push(Arc::downgrade(job));
     REGISTERED.call_once(|| {
-        mpi::before_finalize(stop_all);
+        mpi::before_finalize(stop_over_mpi);
         // SAFETY: the function may be called at any time.
         if unsafe { libc::atexit(stop_all) } != 0 {
             event!(WARN, "no memory for an exit handler; the process may end while it uses the link");

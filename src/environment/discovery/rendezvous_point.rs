@@ -16,6 +16,9 @@ pub(super) const RENDEZVOUS_PORT: &str = "DCL_RENDEZVOUS_PORT";
 /// Part of the job's name if they are set, whatever the launcher.
 const RUN: [&str; 3] = ["DCL_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
 
+/// Variables of which srun sets one for the ranks of an MPI.
+const OF_PMI: [&str; 4] = ["PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI_FD"];
+
 /// The process of MPICH and Intel MPI that starts the ranks of one machine. None of their variables
 /// names the job.
 pub(super) const HYDRA_PROXY: &str = "hydra_pmi_proxy";
@@ -112,8 +115,12 @@ impl Search<'_> {
     /// Whether ranks for which no host and port is set meet over MPI: those that a launcher of MPI
     /// has started on several machines, or if the backend needs MPI anyway.
     fn meets_over_mpi(&mut self, given: &CallerValues, variables: Option<&LauncherVariables>, are_apart: bool) -> bool {
-        let starts_mpi =
-            |v: &LauncherVariables| matches!(v.launcher, Launcher::OpenMpi | Launcher::Pmi | Launcher::Slurm);
+        let starts_mpi = |v: &LauncherVariables| match v.launcher {
+            Launcher::OpenMpi | Launcher::Pmi => true,
+            // srun with a --mpi. Without it MPI would end the process.
+            Launcher::Slurm => OF_PMI.iter().any(|name| self.is_set(name)),
+            _ => false,
+        };
         given.over_mpi || (variables.is_some_and(starts_mpi) && (are_apart || self.has_host_id()))
     }
 
@@ -152,9 +159,10 @@ impl Search<'_> {
     /// The launcher's own name of the job is known on one machine only.
     fn require_one_machine(&mut self, several_machines: Option<&str>) {
         if let Some(reason) = several_machines {
+            let or = if self.is_set("SLURM_PROCID") { ", or give srun the --mpi of the ranks' MPI" } else { "" };
             self.mistakes.push(format!(
                 "the ranks are on several machines ({reason}), and do not meet by the job's name; set MASTER_ADDR and \
-                 MASTER_PORT"
+                 MASTER_PORT{or}"
             ));
         }
     }

@@ -239,8 +239,13 @@ const MASTER_ELSEWHERE: [(&str, &str); 2] = [("MASTER_ADDR", "node7"), ("MASTER_
 fn slurm_says_how_ranks_are_spread_over_machines() {
     let over_mpi = |local: u32| format!("SLURM [3, 4, 1, {local}] Some(Mpi(\"SLURM\")) MPI ");
     for name in ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"] {
-        let spread = [(name, "2"), ("SLURM_NTASKS_PER_NODE", "2")];
+        let spread = [(name, "2"), ("SLURM_NTASKS_PER_NODE", "2"), ("PMIX_RANK", "3")];
         assert_eq!(found(&srun(&spread)), over_mpi(2));
+        assert!(
+            found(&srun(&spread[..2])).ends_with("or give srun the --mpi of the ranks' MPI"),
+            "{}",
+            found(&srun(&spread[..2]))
+        );
         let unknown = format!(
             "launcher SLURM: {name} is 2, and neither SLURM_STEP_TASKS_PER_NODE nor SLURM_NTASKS_PER_NODE says how many \
              ranks this machine has"
@@ -255,7 +260,8 @@ fn slurm_says_how_ranks_are_spread_over_machines() {
     for (tasks, local) in [("2(x2)", 2), ("1,3", 3), ("2,2(x1)", 2)] {
         let spread =
             [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_TASKS_PER_NODE", tasks), ("SLURM_NTASKS_PER_NODE", "7")];
-        assert_eq!(found(&srun(&spread)), over_mpi(local), "{tasks}");
+        let of_mpi = [&spread[..], &[("PMI_RANK", "3")]].concat();
+        assert_eq!(found(&srun(&of_mpi)), over_mpi(local), "{tasks}");
         let expected = format!(
             "SLURM [3, 4, 1, {local}] Some(Tcp {{ host: \"node7\", port: 2 }}) node7:1//SLURM_JOB_ID,SLURM_STEP_ID=9,0"
         );

@@ -77,7 +77,7 @@ static void bad_handles(const struct function *function) {
 static int is_optional(const struct function *function, const struct parameter *parameter) {
     static const char *const names[] = {"length",    "buffer",         "work",        "stream",        "options",
                                         "backend",   "element_offset", "reads_input", "writes_output", "callback",
-                                        "user_data", "nccl_comm",      "cuda_stream"};
+                                        "user_data", "nccl_comm",      "mpi_comm",    "cuda_stream"};
     static const char *const pairs[][2] = {
         {"dcl_dist_collective_get_groups", "groups"},
         {"dcl_communicator_get_global_ranks", "ranks"},
@@ -113,7 +113,8 @@ static void no_pointer(const struct function *function) {
     uint64_t arguments[MOST_PARAMETERS];
     good_arguments(function, arguments);
     dcl_status_t without = attempt(function, arguments);
-    int needs_more = has(function->name, "nccl") || has(function->name, "cuda") || has(function->name, "deserialize");
+    int needs_more = has(function->name, "nccl") || has(function->name, "mpi") || has(function->name, "cuda") ||
+                     has(function->name, "deserialize");
     if (without != DCL_STATUS_SUCCESS && !needs_more) {
         complain(function, arguments, (uint64_t)without, "nothing is wrong here");
     }

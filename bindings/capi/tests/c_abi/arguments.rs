@@ -53,7 +53,7 @@ const ARRAYS: [&str; 20] = [
 ];
 
 /// Pointers of the caller or another library. A test cannot make them.
-const FOREIGN: [&str; 4] = ["callback", "user_data", "nccl_comm", "cuda_stream"];
+const FOREIGN: [&str; 5] = ["callback", "user_data", "nccl_comm", "mpi_comm", "cuda_stream"];
 
 /// The types of handles, without the `_t`.
 fn types() -> Vec<String> {
@@ -102,7 +102,7 @@ fn kind(parameter: &Parameter, function: &Function) -> (&'static str, String) {
         _ if c_type.ends_with('*') => ("OUTPUT", detail),
         _ => {
             let bits = match c_type {
-                "size_t" | "uint64_t" | "uintptr_t" => "64",
+                "size_t" | "uint64_t" => "64",
                 "int64_t" => "-64",
                 _ => "-32",
             };

@@ -18,14 +18,14 @@ pub(super) use crate::util::bytes::Bytes;
 /// What a message belongs to: a communicator, a kind, and of that kind a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag {
-    /// At most [`MAX_COMMUNICATOR`].
+    /// At most [`WHOLE_JOB`].
     pub(super) communicator: u32,
     pub(super) kind: MessageKind,
     pub(super) number: u16,
 }
 
-/// The greatest number, which no communicator has: with it a rank leaves the job.
-pub(super) const MAX_COMMUNICATOR: u32 = (1 << 28) - 1;
+/// The greatest number, which no communicator has: with it a rank leaves all.
+pub(super) const WHOLE_JOB: u32 = (1 << 28) - 1;
 
 /// Messages of one sender with one tag come in the order in which it sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_word_keeps_every_part_of_a_tag() {
         for kind in MessageKind::ALL {
-            let tag = Tag { communicator: MAX_COMMUNICATOR, kind, number: u16::MAX };
+            let tag = Tag { communicator: WHOLE_JOB, kind, number: u16::MAX };
             assert_eq!(Tag::from_word(tag.to_word(Rank(1023))), Some((Rank(1023), tag)));
         }
         assert_eq!(Tag::from_word(15 << 32), None);

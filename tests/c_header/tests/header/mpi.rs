@@ -24,16 +24,17 @@ int main(void) {
     printf("%d %d %d %zu %zu ", MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_THREAD_MULTIPLE,
            offsetof(MPI_Status, MPI_SOURCE) / sizeof(int), sizeof(MPI_Comm));
     printf("%d %d ", MPI_SUCCESS, sizeof(MPI_Status) <= STATUS_INTS * sizeof(int));
-    printf("%ju %ju %ju %ju\n", (uintmax_t)HANDLE(MPI_COMM_WORLD), (uintmax_t)HANDLE(MPI_COMM_SELF),
-           (uintmax_t)HANDLE(MPI_UINT64_T), (uintmax_t)HANDLE(MPI_ERRORS_RETURN));
+    printf("%ju %ju %ju %ju %ju\n", (uintmax_t)HANDLE(MPI_COMM_WORLD), (uintmax_t)HANDLE(MPI_COMM_SELF),
+           (uintmax_t)HANDLE(MPI_UINT64_T), (uintmax_t)HANDLE(MPI_ERRORS_RETURN), (uintmax_t)HANDLE(MPI_COMM_NULL));
     SYMBOLS
     return 0;
 }
 "#;
 
 /// The addresses of Open MPI's constants, as its library has them.
-const OPEN_MPI_SYMBOLS: &str = r#"printf("%ju %ju %ju %ju\n", (uintmax_t)&ompi_mpi_comm_world,
-    (uintmax_t)&ompi_mpi_comm_self, (uintmax_t)&ompi_mpi_uint64_t, (uintmax_t)&ompi_mpi_errors_return);"#;
+const OPEN_MPI_SYMBOLS: &str = r#"printf("%ju %ju %ju %ju %ju\n", (uintmax_t)&ompi_mpi_comm_world,
+    (uintmax_t)&ompi_mpi_comm_self, (uintmax_t)&ompi_mpi_uint64_t, (uintmax_t)&ompi_mpi_errors_return,
+    (uintmax_t)&ompi_mpi_comm_null);"#;
 
 /// Compares the numbers of `A` with those of a header. `symbols` prints what its symbols are.
 fn compare<A: Abi>(compiler: &str, header: &str, symbols: &str) {
@@ -50,10 +51,11 @@ fn compare<A: Abi>(compiler: &str, header: &str, symbols: &str) {
     assert_eq!(words[..expected.len()], expected.map(|number| number.to_string()), "{compiler}");
     let of_symbols: Vec<usize> =
         lines.next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
-    let names = ["ompi_mpi_comm_world", "ompi_mpi_comm_self", "ompi_mpi_uint64_t", "ompi_mpi_errors_return"];
+    let names =
+        ["comm_world", "comm_self", "uint64_t", "errors_return", "comm_null"].map(|name| format!("ompi_mpi_{name}"));
     let symbol = |name: &str| of_symbols.get(names.iter().position(|other| *other == name)?).copied();
-    let Constants { world, own, uint64, errors_return } = A::constants(&symbol).expect("all are known");
-    let constants = [world, own, uint64, errors_return].map(|number| number.to_string());
+    let Constants { world, own, uint64, errors_return, null } = A::constants(&symbol).expect("all are known");
+    let constants = [world, own, uint64, errors_return, null].map(|number| number.to_string());
     assert_eq!(words[expected.len()..], constants, "{compiler}");
 }
 
