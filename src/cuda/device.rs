@@ -193,6 +193,10 @@ impl Device {
         self.process.is_current()
     }
 
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.process.check("a GPU")
+    }
+
     /// Releases something on a thread of the device, after earlier releases and after the work that
     /// was enqueued before. Does not wait for it. If that work never ends, it is never released.
     pub(crate) fn release_later(
@@ -254,7 +258,7 @@ impl Device {
     /// begins here, so this is where a child that was forked gets its error.
     /// While a guard of the thread lives, further calls ask the driver for nothing.
     pub(crate) fn enter(&self) -> Result<Current> {
-        self.process.check("a GPU")?;
+        self.check_process()?;
         let outer = ENTERED.get();
         if outer == self.context {
             return Ok(Current { outer, before: None });

@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
@@ -139,6 +139,12 @@ impl StreamState {
         Ok((!self.is_captured()?).then_some(event))
     }
 
+    /// In a fork, no thread may be there that unlocks them.
+    fn marks(&self) -> Result<MutexGuard<'_, Marks>> {
+        self.device.check_process()?;
+        Ok(lock(&self.marks))
+    }
+
     /// Records an event, and says whether it has.
     fn mark(&self, marks: &mut Marks) -> Result<bool> {
         let count = self.enqueued.load(Ordering::Acquire);
@@ -152,7 +158,7 @@ impl StreamState {
     /// Records an event after everything that was enqueued so far; `None` while the stream is
     /// captured. The caller knows that the stream exists.
     pub(super) fn mark_now(&self) -> Result<Option<Event>> {
-        let mut marks = lock(&self.marks);
+        let mut marks = self.marks()?;
         let is_marked = self.mark(&mut marks)?;
         Ok(marks.last.as_ref().filter(|_| is_marked).map(|mark| mark.event.clone()))
     }
@@ -160,7 +166,7 @@ impl StreamState {
     /// A mark after this many pieces of work; `None` as long as it cannot be recorded because the
     /// stream is captured.
     fn mark_after(&self, number: u64) -> Result<Option<Mark>> {
-        let mut marks = lock(&self.marks);
+        let mut marks = self.marks()?;
         if marks.count < number {
             if !marks.is_open {
                 bail!(System, "the stream was dropped while it was captured; the end of its earlier work is not known");
@@ -220,7 +226,7 @@ impl StreamState {
     /// The latest event, and whether it is after everything that was enqueued so far. A stream that
     /// is captured gets no event.
     fn latest(&self) -> Result<(Option<Event>, bool)> {
-        let mut marks = lock(&self.marks);
+        let mut marks = self.marks()?;
         let has_all = marks.count == self.enqueued.load(Ordering::Acquire);
         // Not every use of the stream is counted, so there is another event in any case. It does
         // not replace the last one: what is known to be done stays done.
