@@ -122,8 +122,9 @@ fn start(library: &'static MpiLibrary, deadline: Instant) -> Result<&'static Mpi
         );
         stopped.error("while MPI_Init_thread waited for the other ranks", late)
     })??;
-    // It may allow fewer threads than asked for.
-    find()?;
+    if library.api.phase() == (MpiPhase::Initialized { allows_threads: false }) {
+        bail!(Unsupported, "{} ({}) does not have MPI_THREAD_MULTIPLE", library.file, library.version);
+    }
     Ok(library)
 }
 
