@@ -341,7 +341,7 @@ fn what_is_wrong_is_one_line() {
     }
     for (arguments, says) in [
         (["--op", "mean"], "\"mean\" is not a collective operation"),
-        (["--backend", "mpi"], "\"mpi\" is not a backend"),
+        (["--backend", "ucc"], "\"ucc\" is not a backend"),
         (["--min-bytes", "0"], "it is zero"),
         (["--max-bytes", "3X"], "X is not a unit; they are K, M and G, or KiB, MiB and GiB, powers of 1024"),
         (["--max-bytes", "KiB"], "a number of bytes is needed, such as 8, 64K or 1MiB"),
