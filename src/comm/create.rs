@@ -62,7 +62,7 @@ impl Communicator {
     pub fn mpi_world(timeout: Duration) -> Result<Self> {
         interrupt::check_may_wait()?;
         let deadline = deadline_after(timeout);
-        let world = MpiCommunicator::world(Launched::by_mpirun(), deadline)?;
+        let world = MpiCommunicator::world(Launched::by_variables(), deadline)?;
         Self::over_mpi(world, timeout, deadline)
     }
 

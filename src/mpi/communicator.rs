@@ -225,7 +225,7 @@ impl Drop for MpiCommunicator {
         let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::take(incoming));
         if self.process.is_current() && self.unsent() > 0 {
-            // Nobody calls MPI for them after this.
+            // No thread calls MPI for them after this.
             self.flush(Duration::from_millis(100));
         }
     }

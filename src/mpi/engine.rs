@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::abi::HandleNumber;
 use super::api::MpiRequest;
 use super::library::MpiLibrary;
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, error};
 use crate::util::bytes::Bytes;
 use crate::util::lock;
 
@@ -18,7 +18,7 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
 /// have buffered that.
 pub(super) const SETTLE_TIME: Duration = Duration::from_millis(5);
 
-/// A message that MPI has not sent yet, or one that it receives and that nobody wants.
+/// A message that MPI has not sent yet, or one that it receives for no communicator.
 pub(super) struct Pending {
     pub(super) library: &'static MpiLibrary,
     pub(super) request: MpiRequest,
@@ -94,9 +94,14 @@ pub(super) fn try_enter() -> Option<Result<MutexGuard<'static, MpiEngine>>> {
     }
 }
 
+/// The error of calls after the program has finalized MPI.
+pub(crate) fn finalized() -> Error {
+    error!(NotReady, "the program has finalized MPI, which moves the elements between machines")
+}
+
 fn still_works(engine: MutexGuard<'static, MpiEngine>) -> Result<MutexGuard<'static, MpiEngine>> {
     if HAS_ENDED.load(Ordering::Acquire) {
-        bail!(NotReady, "the program has finalized MPI, which moves the elements between machines");
+        return Err(finalized());
     }
     Ok(engine)
 }
@@ -106,7 +111,7 @@ pub(super) fn end() {
     let end = Instant::now() + FLUSH_TIME;
     let mut idle_since = Instant::now();
     while let Ok(mut engine) = enter() {
-        // What nobody has received, so that MPI does not warn of it.
+        // What no communicator has received, so that MPI does not warn of it.
         let has_moved = engine.discard().and_then(|has_come| Ok(engine.reap()? || has_come));
         if has_moved.as_ref().is_ok_and(|has_moved| *has_moved) {
             idle_since = Instant::now();

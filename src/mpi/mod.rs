@@ -14,6 +14,7 @@ mod meeting;
 mod start;
 
 pub(crate) use communicator::MpiCommunicator;
+pub(crate) use engine::finalized;
 pub(crate) use meeting::Meeting;
 pub(crate) use start::{Launched, before_finalize, check};
 

@@ -25,7 +25,7 @@ pub(crate) struct Launched<'a> {
 
 impl Launched<'static> {
     /// What the variables of mpirun or srun say, if one has started this process.
-    pub(crate) fn by_mpirun() -> Option<Self> {
+    pub(crate) fn by_variables() -> Option<Self> {
         let number = |name| std::env::var(name).ok()?.parse().ok();
         let by = |launcher, rank, size| Some(Launched { rank: number(rank)?, world_size: number(size)?, launcher });
         by("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")

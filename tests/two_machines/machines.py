@@ -78,8 +78,11 @@ class TwoMachines:
             self._ip("-n", name, "addr", "add", f"{address(machine)}/24", "dev", CABLE)
             for device in ("lo", CABLE):
                 self._ip("-n", name, "link", "set", device, "up")
+        end = time.monotonic() + 10
         for name in (first, second):
             while "LOWER_UP" not in self._ip("-n", name, "-o", "link", "show", CABLE):
+                if time.monotonic() > end:
+                    raise OSError("the cable did not come up in 10 s")
                 time.sleep(0.02)
         subprocess.run(self.on(1, "true"), check=True, capture_output=True, text=True)
 

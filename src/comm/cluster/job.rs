@@ -481,7 +481,8 @@ fn stop_at_exit(job: &Arc<Job>) {
     static REGISTERED: Once = Once::new();
     fn stop(is_chosen: impl Fn(&Job) -> bool, error: Error) {
         let jobs: Vec<Arc<Job>> = lock(&JOBS).iter().filter_map(Weak::upgrade).collect();
-        for job in jobs.into_iter().filter(|job| job.process.is_current() && is_chosen(job)) {
+        let goes_on = |job: &Job| job.process.is_current() && !job.mover.is_over.load(Ordering::Acquire);
+        for job in jobs.into_iter().filter(|job| goes_on(job) && is_chosen(job)) {
             job.leave_all();
             job.mover.stop();
             // This rank's calls return it, and no other rank's: those may still be in a call.
@@ -492,11 +493,10 @@ fn stop_at_exit(job: &Arc<Job>) {
         }
     }
     extern "C" fn stop_all() {
-        stop(|job| !job.mover.is_over.load(Ordering::Acquire), error!(NotReady, "the process ends"));
+        stop(|_| true, error!(NotReady, "the process ends"));
     }
     fn stop_over_mpi() {
-        let error = error!(NotReady, "the program has finalized MPI, which moves the elements between machines");
-        stop(|job| job.link.kind() == BackendKind::Mpi && !job.mover.is_over.load(Ordering::Acquire), error);
+        stop(|job| job.kind() == BackendKind::Mpi, mpi::finalized());
     }
     let mut jobs = lock(&JOBS);
     jobs.retain(|other| other.strong_count() > 0);

@@ -187,6 +187,12 @@ fn succeed((mpi, role, machines): (&str, &str, &[&str]), quarter: usize) {
     }
 }
 
+fn succeed_under_each(role: &str, machines: &[&str]) {
+    for mpi in [OPEN_MPI, MPICH] {
+        succeed((mpi, role, machines), 0);
+    }
+}
+
 const BLOCKS: &[&str] = &["a", "a", "b", "b"];
 const ALTERNATING: &[&str] = &["a", "b", "a", "b"];
 
@@ -204,30 +210,22 @@ fn what_alternates_conforms() {
 
 #[test]
 fn eager_calls_match_the_reference() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "eager", &["a", "a", "b"]), 0);
-    }
+    succeed_under_each("eager", &["a", "a", "b"]);
 }
 
 #[test]
 fn messages_pass() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "messages: exchange", &["a", "a", "b"]), 0);
-    }
+    succeed_under_each("messages: exchange", &["a", "a", "b"]);
 }
 
 #[test]
 fn a_network_runs() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "network", ALTERNATING), 0);
-    }
+    succeed_under_each("network", ALTERNATING);
 }
 
 #[test]
 fn a_group_goes_on_after_another_rank_has_exited() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "one exits", BLOCKS), 0);
-    }
+    succeed_under_each("one exits", BLOCKS);
 }
 
 #[test]
@@ -242,9 +240,7 @@ fn all_ranks_name_both_calls() {
 
 #[test]
 fn communicators_of_mpi_are_taken() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "MPI: of the world", ALTERNATING), 0);
-    }
+    succeed_under_each("MPI: of the world", ALTERNATING);
 }
 
 /// With `MASTER_ADDR`, ranks meet over TCP, and MPI moves the elements.
@@ -261,23 +257,17 @@ fn ranks_that_meet_over_tcp_use_mpi() {
 
 #[test]
 fn the_program_may_finalize_mpi() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "MPI: finalized early", BLOCKS), 0);
-    }
+    succeed_under_each("MPI: finalized early", BLOCKS);
 }
 
 #[test]
 fn a_rank_of_another_machine_that_exits_is_missed() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "MPI: one leaves", &["a", "b"]), 0);
-    }
+    succeed_under_each("MPI: one leaves", &["a", "b"]);
 }
 
 #[test]
 fn the_level_of_threads_is_checked() {
-    for mpi in [OPEN_MPI, MPICH] {
-        succeed((mpi, "MPI: too few threads", BLOCKS), 0);
-    }
+    succeed_under_each("MPI: too few threads", BLOCKS);
 }
 
 #[test]
