@@ -20,8 +20,8 @@ impl CommunicatorBuilder {
     /// `exchange_bytes` gets bytes of this rank, and returns those of every rank, in rank order: a
     /// store that all ranks reach can bring them. All ranks call it equally often, at most three
     /// times. It waits for the other ranks itself, and returns an error when the builder's timeout
-    /// is over, which counts for all of this call. If it fails on one rank, the others wait for that
-    /// rank until theirs fail.
+    /// is over, which counts for all of this call. If it fails on one rank, the others wait for
+    /// that rank until theirs fail.
     ///
     /// ```
     /// use distcollective::Communicator;
