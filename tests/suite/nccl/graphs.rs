@@ -416,7 +416,7 @@ fn differing(ranks: u32, body: impl Fn(Differing) -> Result<()> + Clone + Send +
         body(Differing { communicator, barrier: Arc::clone(&barrier) })
     });
     for (rank, result) in results.into_iter().enumerate() {
-        let error = result.expect_err("rank 1 differs");
+        let Err(error) = result else { panic!("rank {rank} got no error") };
         assert_eq!(error.kind(), ErrorKind::Disagreement, "rank {rank}: {error}");
         println!("\nrank {rank}: {error}");
     }

@@ -49,8 +49,11 @@ pub fn play(name: &str, ranks: u32) {
     }
 }
 
+/// A sum of which no event is recorded before somebody asks.
 fn sum(communicator: &Communicator, stream: &Stream) -> Result<Work<Operands>> {
     let buffer = Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?;
+    // A release that comes later would record one.
+    free_what_was_dropped(communicator);
     let sum = Collective::AllReduce { reduce_op: ReduceOperation::Sum };
     Ok(communicator.collective_async(sum, Operands::in_place(buffer), stream)?)
 }
@@ -169,8 +172,6 @@ fn capture(ranks: u32) {
         }
         let stream = cuda_stream(&communicator)?;
         let driver = Driver::on(&communicator);
-        // A release that comes later would record an event, which shows the end of the work.
-        free_what_was_dropped(&communicator);
         let work = sum(&communicator.with_timeout(SHORT), &stream)?;
         driver.begin_capture(&stream);
         let (sender, returned) = mpsc::channel();

@@ -166,8 +166,10 @@ impl CallLog for CallLogs {
         loop {
             // A rank that has come and left since is not lost.
             let gone: Vec<_> = self.segment.ranks().filter(|peer| self.segment.is_gone(*peer)).collect();
+            // A call that a peer adds after a comparison has not been compared.
+            let all_have_come = behind().next().is_none();
             self.compare()?;
-            if behind().next().is_none() {
+            if all_have_come {
                 return Ok(());
             }
             self.segment.domain.check()?;
@@ -321,6 +323,28 @@ mod tests {
                 let lost = waiting.join().expect("no panic").expect_err("rank 2 has left");
                 assert_eq!(lost.to_string(), "capture: rank 2 left the communicator while this rank waited");
             });
+        }
+
+        /// A peer's call is compared at whatever moment of the wait it comes.
+        #[test]
+        fn a_wait_compares_the_last_call_that_comes() {
+            for moment in 0..300 {
+                let ranks = logs(2);
+                ranks[0].add(sum_of(1), 1);
+                let far = Instant::now() + std::time::Duration::from_secs(10);
+                let start = std::sync::Barrier::new(2);
+                std::thread::scope(|scope| {
+                    let waiting = scope.spawn(|| {
+                        start.wait();
+                        ranks[0].wait_for_peers(&"capture", far)
+                    });
+                    start.wait();
+                    (0..moment).for_each(|_| std::hint::spin_loop());
+                    ranks[1].add(sum_of(2), 1);
+                    let error = waiting.join().expect("no panic").expect_err("rank 1 differs");
+                    assert_eq!(error.kind(), ErrorKind::Disagreement, "{error}");
+                });
+            }
         }
 
         /// Messages are compared with the receiver's, however far one is ahead.
