@@ -42,6 +42,8 @@ SHARED := $(BUILT)/libdistcollective.so
 STATIC := $(BUILT)/libdistcollective.a
 PROGRAM := $(BUILT)/distcollective
 DEMO := $(BUILT)/sample_dist_collective
+# What writes the manual and the completions: another file where PROGRAM is for another processor.
+WRITER ?= $(PROGRAM)
 HEADERS := include/distcollective.h include/distcollective.hpp
 
 SONAME := libdistcollective.so.$(SOVERSION)
@@ -88,10 +90,10 @@ install: $(SHARED) $(STATIC) $(PROGRAM) $(DEMO)
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(PROGRAM) '$(DESTDIR)$(BINDIR)/distcollective'
 	$(INSTALL) -d '$(DESTDIR)$(MAN1DIR)' '$(DESTDIR)$(dir $(BASH_COMPLETION))' '$(DESTDIR)$(dir $(ZSH_COMPLETION))' \
 		'$(DESTDIR)$(dir $(FISH_COMPLETION))'
-	$(PROGRAM) man --directory '$(DESTDIR)$(MAN1DIR)'
-	$(PROGRAM) completions bash > '$(DESTDIR)$(BASH_COMPLETION)'
-	$(PROGRAM) completions zsh > '$(DESTDIR)$(ZSH_COMPLETION)'
-	$(PROGRAM) completions fish > '$(DESTDIR)$(FISH_COMPLETION)'
+	$(WRITER) man --directory '$(DESTDIR)$(MAN1DIR)'
+	$(WRITER) completions bash > '$(DESTDIR)$(BASH_COMPLETION)'
+	$(WRITER) completions zsh > '$(DESTDIR)$(ZSH_COMPLETION)'
+	$(WRITER) completions fish > '$(DESTDIR)$(FISH_COMPLETION)'
 	$(INSTALL) $(STRIP_OPTION) -D -m 755 $(DEMO) '$(DESTDIR)$(BINDIR)/sample_dist_collective'
 
 install-strip:

@@ -20,8 +20,7 @@ class SplitLayers(torch.nn.Module):
     def __init__(self, first, second):
         super().__init__()
         rank, size = dist.get_rank(), dist.get_world_size()
-        part = first.out_features // size
-        own = slice(rank * part, (rank + 1) * part)
+        own = slice(rank * first.out_features // size, (rank + 1) * first.out_features // size)
         self.first_weight, self.first_bias = first.weight[own], first.bias[own]
         self.second_weight = second.weight[:, own]
         self.second_bias = second.bias
