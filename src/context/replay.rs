@@ -185,6 +185,8 @@ impl Replays {
             Decision::Record(number) => {
                 let graph = self.record(communicator, stream, layers)?;
                 *lock(&self.kept[number].graph) = Some(graph);
+                // If it has ended meanwhile, nobody else destroys the graph.
+                communicator.check()?;
                 (number, recorded)
             }
             Decision::Replay(number) => (number, replayed),

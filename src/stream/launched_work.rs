@@ -74,13 +74,11 @@ impl Ending {
         self.watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check_result())
     }
 
-    /// Whether it has come. It stays so.
-    fn has_come(&self) -> bool {
-        // If the query fails, or the work cannot end any more, a wait returns the error at once.
-        self.end.is_done().unwrap_or(true)
-            || self.watch.as_ref().is_some_and(|(watch, deadline)| {
-                watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline)
-            })
+    /// Whether a wait returns an error at once, although the work has not ended.
+    fn is_hopeless(&self) -> bool {
+        self.watch
+            .as_ref()
+            .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline))
     }
 }
 
@@ -90,19 +88,19 @@ pub(super) type WakeSlot = Arc<Mutex<Option<Waker>>>;
 
 static WAKING: Poller = Poller::new("dcl-wake", POLL);
 
-/// A slot whose waker is woken when `has_ended` is true, which then stays true.
+/// A slot whose waker is woken when `has_ended` is true.
 fn wake_when(has_ended: impl Fn() -> bool + Send + 'static) -> io::Result<WakeSlot> {
     let slot = WakeSlot::default();
     let weak = Arc::downgrade(&slot);
     WAKING.add(move || {
         let Some(slot) = weak.upgrade() else { return false };
         // If the question panics, the task asks itself.
-        let has_ended = catch_unwind(AssertUnwindSafe(&has_ended)).unwrap_or(true);
-        if has_ended {
+        if lock(&slot).is_some() && catch_unwind(AssertUnwindSafe(&has_ended)).unwrap_or(true) {
             let waker = lock(&slot).take();
             waker.into_iter().for_each(Waker::wake);
         }
-        !has_ended
+        // A deadline that has passed may move when a capture ends. Then the task waits again.
+        true
     })?;
     Ok(slot)
 }
@@ -121,10 +119,12 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
 
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
-        if matches!(self.ending.end.is_done(), Ok(true)) && self.ending.check_result().is_ok() {
+        // If the query fails, a wait returns the error at once.
+        let is_done = self.ending.end.is_done();
+        if matches!(is_done, Ok(true)) && self.ending.check_result().is_ok() {
             self.has_succeeded.store(true, Ordering::Relaxed);
         }
-        self.has_succeeded.load(Ordering::Relaxed) || self.ending.has_come()
+        self.has_succeeded.load(Ordering::Relaxed) || is_done.unwrap_or(true) || self.ending.is_hopeless()
     }
 
     /// The error that [`wait`](Self::wait) would return at once.
@@ -139,7 +139,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
         if slot.is_none() {
             let ending = self.ending.clone();
-            *slot = wake_when(move || ending.has_come()).ok();
+            *slot = wake_when(move || ending.end.is_done().unwrap_or(true) || ending.is_hopeless()).ok();
         }
         match slot {
             Some(slot) => *lock(slot) = Some(waker.clone()),
@@ -168,11 +168,20 @@ impl<T: Send + 'static> LaunchedWork<T> {
         }
         let Ending { end, watch } = &self.ending;
         let own = watch.as_ref().map_or_else(unwatched, |(_, deadline)| *deadline);
-        let deadline = end.deadline(own);
+        let mut deadline = end.deadline(own);
         let check = || watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check());
-        let error = match end.wait(until.min(deadline), check).and_then(|()| self.ending.check_result()) {
-            Ok(()) => return Some(Ok(())),
-            Err(error) => error,
+        let error = loop {
+            match end.wait(until.min(deadline), check).and_then(|()| self.ending.check_result()) {
+                Ok(()) => {
+                    self.has_succeeded.store(true, Ordering::Relaxed);
+                    return Some(Ok(()));
+                }
+                // A capture has ended meanwhile, and the event covers later work.
+                Err(late) if late.kind() == ErrorKind::DeadlineExceeded && deadline < until.min(end.deadline(own)) => {
+                    deadline = end.deadline(own);
+                }
+                Err(error) => break error,
+            }
         };
         // If the communicator has ended too, that counts.
         let is_alive = || check().is_ok() && Instant::now() < deadline;

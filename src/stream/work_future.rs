@@ -83,11 +83,14 @@ impl<T: Send + 'static> Future for WorkFuture<T> {
             }
         }
         match work.wait_until(Instant::now) {
-            Ok(result) => Poll::Ready(result),
+            Ok(result) => {
+                self.slot = None;
+                Poll::Ready(result)
+            }
             // On a CUDA stream whose capture has just ended, work that had passed its deadline may
             // not be done after all.
             Err(work) => {
-                (self.work, self.slot) = (Some(work), None);
+                self.work = Some(work);
                 context.waker().wake_by_ref();
                 Poll::Pending
             }

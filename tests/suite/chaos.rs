@@ -249,6 +249,7 @@ fn run_round(seed: u64, wrapper: &[&str]) -> Option<Duration> {
             // knows which rank is missing.
             Disturbance::Kill
                 if ended.contains("the other ranks did not come")
+                    || ended.contains("left again before all ranks had come")
                     || ended.contains(&format!("rank {victim} ")) && ended.contains("did not come") =>
             {
                 have_met = false;

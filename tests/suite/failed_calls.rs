@@ -164,6 +164,7 @@ fn nothing_is_touched_after_it_is_freed() {
     for (number, kind) in KINDS.iter().enumerate() {
         let failed = (0..rounds).filter(|seed| run_round(number, *seed)).count();
         println!("{kind:?}: {failed} of {rounds} calls failed");
-        assert!(failed > 0, "{kind:?}");
+        // On a busy machine, few calls are in the middle at their deadline.
+        assert!(failed > 0 || (rounds..20 * rounds).any(|seed| run_round(number, seed)), "{kind:?}");
     }
 }

@@ -324,7 +324,7 @@ fn the_deadline_of_work_runs_from_the_moment_of_issue() {
             let mut alone = engine.create_execution_context().expect("a context");
             let busy = slow_run(&mut alone, &acting, &worker);
             let teller = std::thread::spawn(move || {
-                std::thread::sleep(2 * SOON);
+                std::thread::sleep(10 * SOON);
                 busy.go_on.send(()).expect("the plugin waits");
                 y_of(busy.work)
             });
@@ -489,7 +489,8 @@ fn a_plugin_may_use_communicators_that_its_run_has_no_place_in() {
 /// ends the communicator.
 #[test]
 fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
-    let results = on_ranks(2, |communicator| {
+    let have_enqueued = Arc::new(Barrier::new(2));
+    let results = on_ranks(2, move |communicator| {
         let (mut context, acting) = context_on(&communicator);
         let (go_on, wait) = channel::<()>();
         let act = move || {
@@ -499,6 +500,7 @@ fn a_call_behind_work_that_does_not_end_fails_at_its_deadline() {
         *acting.0.lock().expect("no panic") = Some(Box::new(act));
         let worker = Stream::worker().expect("a thread");
         let run = context.enqueue(bind(&context, 1), &worker).unwrap_or_else(|error| panic!("{error}"));
+        have_enqueued.wait();
         let barrier = communicator.with_timeout(Duration::from_millis(50)).barrier();
         drop(go_on);
         (barrier.expect_err("the run does not end"), Error::from(run.wait().expect_err("the communicator ended")))

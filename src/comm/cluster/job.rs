@@ -283,10 +283,11 @@ impl Job {
             drop(inbox);
         } else {
             let (aborts, others) = arrivals.into_iter().partition::<Vec<_>, _>(|a| a.tag.kind == MessageKind::Abort);
+            // Before a message that says that the rank has left.
+            aborts.iter().for_each(|abort| self.take_abort(&abort.bytes));
             let ends = inbox.put(others);
             drop(inbox);
             self.report(ends);
-            aborts.iter().for_each(|abort| self.take_abort(&abort.bytes));
         }
         let has_moved = moved.map_err(|error| self.end(error))?;
         self.check().map(|()| has_moved)

@@ -148,12 +148,14 @@ impl NcclDomain {
     /// device's thread for deferred release, which waits for the GPU first. (Together: one may wait
     /// for what another communicator still does on the GPU.)
     pub(super) fn abandon(&self, error: Error) {
-        if let Some(control) = &self.control {
+        let end = End { error: error.clone(), since: Instant::now(), in_capture: Visit::is_recording() };
+        let is_first = self.ended.set(end).is_ok();
+        // Afterwards, so that a thread of this rank does not take the error for another rank's.
+        if let (Some(control), Some(error)) = (&self.control, self.ended()) {
             control.abort(error.kind(), &error.to_string());
         }
         // A forked child has none of its parent's communicators and graphs.
-        let end = End { error: error.clone(), since: Instant::now(), in_capture: Visit::is_recording() };
-        if self.ended.set(end).is_err() || !self.process.is_current() {
+        if !is_first || !self.process.is_current() {
             return;
         }
         // Before the graphs: a thread that is stuck in the launch of one may hold the driver's

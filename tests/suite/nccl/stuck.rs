@@ -219,20 +219,16 @@ fn a_thread_that_is_stuck_in_nccl_comes_out_at_the_deadline() {
     if needs_test_libraries() {
         return;
     }
-    let kept = |rank| {
-        format!(
-            "DeadlineExceeded: rank {rank}: all_reduce(sum) of 1 float32 (collective 1 of ranks 0 and 1): NCCL kept the call"
-        )
-    };
+    // The rank that comes later may find that the other one has ended the communicator.
+    let kept = "all_reduce(sum) of 1 float32 (collective 1 of ranks 0 and 1): NCCL kept the call until the deadline";
     for role in ["faults sum", "faults enqueued sum"] {
         says(
             role,
             2,
             "in_progress=ncclAllReduce:60000",
-            &["DeadlineExceeded", "NCCL kept the call until the deadline"],
+            &["DeadlineExceeded", if role == "faults sum" { kept } else { "NCCL kept the call until the deadline" }],
         );
     }
-    says("faults sum", 2, "in_progress=ncclAllReduce:60000", &[&kept(0), &kept(1)]);
     says("faults split", 2, "in_progress=ncclCommSplit:60000", &["ncclCommSplit has not returned by the deadline"]);
     let register = "in_progress=ncclCommWindowRegister:60000";
     says("windows fail", 2, register, &["ncclCommWindowRegister has not returned by the deadline"]);

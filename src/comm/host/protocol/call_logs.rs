@@ -17,7 +17,7 @@ use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::AtomicU64;
 use crate::util::text::list_ranks;
-use crate::util::wait::Wait;
+use crate::util::wait::{Stopped, Wait};
 
 /// The logs of one rank.
 struct RankLogs {
@@ -177,10 +177,12 @@ impl CallLog for CallLogs {
                 let how = self.segment.how_gone(&[lost]);
                 return Err(error!(PeerLost, "{what}: rank {} {how} while this rank waited", self.name(lost)));
             }
-            wait.pause().map_err(|stopped| {
+            let Err(stopped) = wait.pause() else { continue };
+            self.segment.domain.check()?;
+            if matches!(stopped, Stopped::Interrupted(_)) || behind().next().is_some() {
                 let late = format_args!("{what}: {} did not arrive before the deadline", list());
-                stopped.error(format_args!("while {what} waited for {}", list()), late)
-            })?;
+                return Err(stopped.error(format_args!("while {what} waited for {}", list()), late));
+            }
         }
     }
 }

@@ -197,10 +197,10 @@ impl<'a> CallProtocol<'a> {
         let Err(error) = waited else { return Ok(()) };
         let is_peer_lost = matches!(error, WaitError::PeerLost);
         if is_peer_lost || matches!(error, WaitError::Stopped(Stopped::Late)) {
-            // A peer may have posted a header and left since the last look. Or it has finished and
-            // left, and what this rank waits for has come too.
+            // A peer may have posted a header since the last look, or have finished and left, and
+            // what this rank waits for has come too.
             self.compare_until(last)?;
-            if is_peer_lost && look(self)? {
+            if look(self)? {
                 return Ok(());
             }
         }

@@ -108,7 +108,9 @@ impl Report<'_> {
                 self.about(error!(Interrupted, "{interrupted} while it waited for {missing}"))
             }
             WaitError::PeerLost => {
-                let gone: Vec<_> = self.missing(milestone).filter(|peer| segment.is_gone(*peer)).collect();
+                // A rank that has come and left meanwhile is not lost.
+                let gone: Vec<_> = segment.ranks().filter(|peer| segment.is_gone(*peer)).collect();
+                let gone: Vec<_> = self.missing(milestone).filter(|peer| gone.contains(peer)).collect();
                 let how = segment.how_gone(&gone);
                 let lost = error!(PeerLost, "{} {how} while this rank waited", self.list(gone.into_iter()));
                 // A rank that fails meanwhile aborts before it leaves. Its reason does not name it.
