@@ -75,7 +75,7 @@ impl Ending {
     }
 
     /// Whether a wait returns an error at once, although the work has not ended.
-    fn is_hopeless(&self) -> bool {
+    fn fails_at_once(&self) -> bool {
         self.watch
             .as_ref()
             .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline))
@@ -124,7 +124,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
         if matches!(is_done, Ok(true)) && self.ending.check_result().is_ok() {
             self.has_succeeded.store(true, Ordering::Relaxed);
         }
-        self.has_succeeded.load(Ordering::Relaxed) || is_done.unwrap_or(true) || self.ending.is_hopeless()
+        self.has_succeeded.load(Ordering::Relaxed) || is_done.unwrap_or(true) || self.ending.fails_at_once()
     }
 
     /// The error that [`wait`](Self::wait) would return at once.
@@ -139,7 +139,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
         if slot.is_none() {
             let ending = self.ending.clone();
-            *slot = wake_when(move || ending.end.is_done().unwrap_or(true) || ending.is_hopeless()).ok();
+            *slot = wake_when(move || ending.end.is_done().unwrap_or(true) || ending.fails_at_once()).ok();
         }
         match slot {
             Some(slot) => *lock(slot) = Some(waker.clone()),
