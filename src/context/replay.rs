@@ -185,7 +185,8 @@ impl Replays {
             Decision::Record(number) => {
                 let graph = self.record(communicator, stream, layers)?;
                 *lock(&self.kept[number].graph) = Some(graph);
-                // If it has ended meanwhile, nobody else destroys the graph.
+                // A domain that ended earlier has not destroyed this graph. The caller does so
+                // after the error.
                 communicator.check()?;
                 (number, recorded)
             }

@@ -74,11 +74,13 @@ impl Ending {
         self.watch.as_ref().map_or(Ok(()), |(watch, _)| watch.check_result())
     }
 
-    /// Whether a wait returns an error at once, although the work has not ended.
-    fn fails_at_once(&self) -> bool {
-        self.watch
-            .as_ref()
-            .is_some_and(|(watch, deadline)| watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline))
+    /// Whether it has come, with the answer of [`Point::is_done`].
+    fn has_come(&self, is_done: &Result<bool>) -> bool {
+        // If the query fails, or the work cannot end any more, a wait returns the error at once.
+        !matches!(is_done, Ok(false))
+            || self.watch.as_ref().is_some_and(|(watch, deadline)| {
+                watch.check().is_err() || Instant::now() >= self.end.deadline(*deadline)
+            })
     }
 }
 
@@ -94,8 +96,9 @@ fn wake_when(has_ended: impl Fn() -> bool + Send + 'static) -> io::Result<WakeSl
     let weak = Arc::downgrade(&slot);
     WAKING.add(move || {
         let Some(slot) = weak.upgrade() else { return false };
+        let is_asked = lock(&slot).is_some();
         // If the question panics, the task asks itself.
-        if lock(&slot).is_some() && catch_unwind(AssertUnwindSafe(&has_ended)).unwrap_or(true) {
+        if is_asked && catch_unwind(AssertUnwindSafe(&has_ended)).unwrap_or(true) {
             let waker = lock(&slot).take();
             waker.into_iter().for_each(Waker::wake);
         }
@@ -119,12 +122,11 @@ pub(super) struct LaunchedWork<T: Send + 'static> {
 
 impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn is_done(&self) -> bool {
-        // If the query fails, a wait returns the error at once.
         let is_done = self.ending.end.is_done();
         if matches!(is_done, Ok(true)) && self.ending.check_result().is_ok() {
             self.has_succeeded.store(true, Ordering::Relaxed);
         }
-        self.has_succeeded.load(Ordering::Relaxed) || is_done.unwrap_or(true) || self.ending.fails_at_once()
+        self.has_succeeded.load(Ordering::Relaxed) || self.ending.has_come(&is_done)
     }
 
     /// The error that [`wait`](Self::wait) would return at once.
@@ -139,7 +141,7 @@ impl<T: Send + 'static> LaunchedWork<T> {
     pub(super) fn wake_at_end(&self, slot: &mut Option<WakeSlot>, waker: &Waker) {
         if slot.is_none() {
             let ending = self.ending.clone();
-            *slot = wake_when(move || ending.end.is_done().unwrap_or(true) || ending.fails_at_once()).ok();
+            *slot = wake_when(move || ending.has_come(&ending.end.is_done())).ok();
         }
         match slot {
             Some(slot) => *lock(slot) = Some(waker.clone()),
