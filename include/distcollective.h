@@ -947,6 +947,36 @@ dcl_status_t dcl_execution_context_set_communicator(dcl_execution_context_t *con
 dcl_status_t dcl_execution_context_set_timeout(dcl_execution_context_t *context,
                                                int64_t timeout_ms);
 
+/* How long one layer took in one run on this rank. */
+typedef struct dcl_layer_time {
+    /* The layer's name. Layers that NCCL runs as one group are one entry, with all names. So is a
+     * run that was recorded as a CUDA graph or replayed one: "CUDA graph". */
+    const char *layer;
+    /* When the layer began, in nanoseconds of CLOCK_MONOTONIC. */
+    int64_t begin_ns;
+    /* From the begin to the end, in nanoseconds. */
+    int64_t duration_ns;
+    /* The part of it in which this rank waited for other ranks, in nanoseconds. In the rest the rank
+     * worked. On GPUs it is -1: NCCL waits inside its kernels. */
+    int64_t wait_ns;
+    /* The bytes of the inputs that the layer reads on this rank, and of the outputs that it writes. */
+    uint64_t input_bytes;
+    uint64_t output_bytes;
+} dcl_layer_time_t;
+
+/* Receives the time of one layer: the reportLayerTime of TensorRT's IProfiler. `time` is valid
+ * during the call, which is made on the thread that runs the layers. The callback must not use the
+ * context or its communicator, and must not leave by an exception or longjmp. */
+typedef void (*dcl_profiler_callback_t)(const dcl_layer_time_t *time, void *user_data);
+
+/* Sends the time of each layer to `callback`, after each run on this rank that succeeds: TensorRT's
+ * setProfiler. NULL removes the callback. Both arguments must stay valid until another callback is
+ * set, or the context is freed, and the runs have ended that were enqueued before. On a CUDA stream
+ * dcl_execution_context_enqueue then waits for the end of the run, as TensorRT's enqueueV3 does; a
+ * run that the caller captures is not measured. [local, exclusive] */
+dcl_status_t dcl_execution_context_set_profiler(dcl_execution_context_t *context,
+                                                dcl_profiler_callback_t callback, void *user_data);
+
 /* Chooses the optimization profile by its index, and forgets the shapes of the inputs that have
  * dimensions of -1: TensorRT's setOptimizationProfileAsync. A new context has profile 0. Ranks may
  * choose different profiles.

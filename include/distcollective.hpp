@@ -1452,6 +1452,9 @@ class ExecutionContext : public detail::Owned<detail::Handle<dcl_execution_conte
     Result<void> set_timeout(Timeout timeout) {
         return detail::check(dcl_execution_context_set_timeout(get(), timeout.count()));
     }
+    Result<void> set_profiler(dcl_profiler_callback_t callback, void *user_data) {
+        return detail::check(dcl_execution_context_set_profiler(get(), callback, user_data));
+    }
 
     Result<void> set_optimization_profile(std::int32_t profile_index) {
         return detail::check(dcl_execution_context_set_optimization_profile(get(), profile_index));

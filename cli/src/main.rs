@@ -14,6 +14,7 @@ mod plot;
 mod progress;
 mod rank_files;
 mod run;
+mod run_plan;
 mod schema;
 
 use std::process::ExitCode;

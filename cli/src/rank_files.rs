@@ -12,7 +12,12 @@ pub fn of_ranks(option: &str, pattern: &str, n: u32) -> Result<Vec<PathBuf>, Fai
         let error = format!("{option} {pattern:?} names one file for {n} ranks; put {{rank}} into it");
         return Err(Failure::usage(error));
     }
-    Ok((0..n).map(|rank| PathBuf::from(pattern.replace("{rank}", &rank.to_string()))).collect())
+    Ok((0..n).map(|rank| of_rank(pattern, rank)).collect())
+}
+
+/// The file of one rank.
+pub fn of_rank(pattern: &str, rank: u32) -> PathBuf {
+    pattern.replace("{rank}", &rank.to_string()).into()
 }
 
 /// Checks that no output is an input, by whatever name.

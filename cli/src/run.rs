@@ -1,4 +1,4 @@
-//! `distcollective run`: runs one layer on files.
+//! `distcollective run`: runs one layer on files, or the plan of an engine.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,19 +14,28 @@ use distcollective::{
 use serde_json::{Value, json};
 
 use crate::output::{Ended, Failure, print_json};
-use crate::{names, npy, progress, rank_files};
+use crate::{names, npy, progress, rank_files, run_plan};
 
-/// Runs one DistCollective layer on `.npy` files, each rank a thread.
+/// Runs one DistCollective layer on `.npy` files, or a plan, each rank a thread.
 ///
 /// `{rank}` in a file's name stands for the rank. A rank whose output the operation does not write
 /// gets no output file. No output may be one of the input files.
 ///
-/// Example: distcollective run --op all_gather -n 3 --input 'in{rank}.npy' --output 'out{rank}.npy'
+/// With a plan it prints a table of how long each layer took on each rank: the time, the part in
+/// which the rank waited for others, the rest in which it moved elements, and the bytes that the
+/// layer reads and writes. `DCL_PROFILE` writes the same times into a file that Perfetto opens.
+///
+/// Examples:
+/// distcollective run --op all_gather -n 3 --input 'in{rank}.npy' --output 'out{rank}.npy'
+/// distcollective run model.plan -n 2 --input 'x=in{rank}.npy'
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// A plan to run in place of one layer
+    #[arg(value_hint = ValueHint::FilePath, conflicts_with_all = ["op", "reduce_op", "root", "groups", "dtype", "json"])]
+    plan: Option<PathBuf>,
     /// The operation
-    #[arg(long, value_parser = names::operation())]
-    op: CollectiveOperation,
+    #[arg(long, value_parser = names::operation(), required_unless_present = "plan")]
+    op: Option<CollectiveOperation>,
     /// The reduction, for operations that reduce
     #[arg(long, value_parser = names::reduce_operation())]
     reduce_op: Option<ReduceOperation>,
@@ -42,19 +51,23 @@ pub struct Arguments {
     dtype: Option<DataType>,
     /// The number of ranks
     #[arg(short, long = "ranks", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    n: u32,
-    /// The input files, with {rank} in the name
-    #[arg(long, value_hint = ValueHint::FilePath)]
-    input: String,
-    /// The output files, with {rank} in the name
-    #[arg(long, value_hint = ValueHint::FilePath)]
-    output: String,
+    pub n: u32,
+    /// The input files, with {rank} in the name; of a plan NAME=FILE for each input, which is zeros
+    /// unless given
+    #[arg(long, value_hint = ValueHint::FilePath, required_unless_present = "plan")]
+    pub input: Vec<String>,
+    /// The output files, with {rank} in the name; of a plan NAME=FILE for each output to keep
+    #[arg(long, value_hint = ValueHint::FilePath, required_unless_present = "plan")]
+    pub output: Vec<String>,
+    /// How many times a plan runs [default: 10]
+    #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: Option<u32>,
     /// The backend; auto is NCCL if there is a GPU for each rank
     #[arg(long, default_value = "host", value_parser = names::backend())]
-    backend: BackendKind,
+    pub backend: BackendKind,
     /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long, value_parser = crate::seconds)]
-    timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Print one line of JSON: the layer, and the files that were read and written
     #[arg(long)]
     json: bool,
@@ -80,6 +93,9 @@ fn groups(text: &str) -> Result<Groups, String> {
 
 pub fn run(arguments: &Arguments) -> Ended {
     crate::check_alone("run")?;
+    if let Some(plan) = &arguments.plan {
+        return run_plan::run(plan, arguments);
+    }
     let summary = run_ranks(arguments)?;
     if arguments.json {
         print_json("distcollective.run/1", summary);
@@ -89,8 +105,12 @@ pub fn run(arguments: &Arguments) -> Ended {
 
 /// Runs all ranks, and tells what they did.
 fn run_ranks(arguments: &Arguments) -> Result<Value, Failure> {
-    let input_files = rank_files::of_ranks("--input", &arguments.input, arguments.n)?;
-    let output_files = rank_files::of_ranks("--output", &arguments.output, arguments.n)?;
+    let files = |option: &str, patterns: &[String]| match patterns {
+        [pattern] => rank_files::of_ranks(option, pattern, arguments.n),
+        _ => Err(Failure::usage(format!("{option} is given {} times, and a layer needs one", patterns.len()))),
+    };
+    let input_files = files("--input", &arguments.input)?;
+    let output_files = files("--output", &arguments.output)?;
     let layer = layer(arguments).map_err(Failure::usage)?;
     let backend = arguments.backend.resolve(arguments.n)?;
     let timeout = crate::timeout(arguments.timeout)?;
@@ -134,7 +154,9 @@ fn tensor(file: &Path, buffer: &Buffer) -> Value {
 }
 
 fn layer(arguments: &Arguments) -> Result<DistCollectiveLayer, String> {
-    let Arguments { op, reduce_op, root, groups, n, .. } = arguments;
+    let Arguments { op: Some(op), reduce_op, root, groups, n, .. } = arguments else {
+        return Err("no operation is given; give it with --op".to_owned());
+    };
     if op.has_root() && root.is_none() {
         return Err(format!("{op} has a root; give it with --root"));
     }

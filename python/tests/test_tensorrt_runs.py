@@ -677,3 +677,58 @@ def test_a_run_gives_back_what_it_holds():
         context.run({"x": x})
     assert sys.getrefcount(x) == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_profiler_is_told_of_each_layer():
+    class Both(trt.IProfiler):
+        def __init__(self):
+            self.layers = []
+
+        def report_layer(self, time):
+            self.layers.append(time)
+            super().report_layer(time)
+
+        def report_layer_time(self, layer_name, ms):
+            assert (layer_name, ms) == (self.layers[-1].layer, self.layers[-1].ms)
+
+    class Failing(trt.IProfiler):
+        def report_layer_time(self, layer_name, ms):
+            raise LookupError(layer_name)
+
+    def body():
+        context = new_engine(all_reduce).create_execution_context()
+        context.set_communicator(dist.group.WORLD)
+        assert context.profiler is None
+        context.profiler = profiler = Both()
+        assert context.profiler is profiler
+        x = np.ones((2, 4), np.float32)
+        before = time.monotonic()
+        context.run({"x": x})
+        context.execute_v2([x, np.zeros((2, 4), np.float32)])
+        for told in profiler.layers:
+            assert (told.layer, told.input_bytes, told.output_bytes) == ("all_reduce_0", 32, 32)
+            assert before <= told.begin <= time.monotonic() and 0 <= told.wait_ms <= told.ms
+        context.profiler = Failing()
+        # The run has succeeded, and both ranks go on.
+        with pytest.raises(LookupError, match="all_reduce_0"):
+            context.run({"x": x})
+        with pytest.raises(LookupError, match="all_reduce_0"):
+            context.execute_async_v3(0)
+        with pytest.raises(NotImplementedError, match="report_layer_time"):
+            context.profiler = trt.IProfiler()
+            context.run({"x": x})
+        with pytest.raises(TypeError, match="inherits IProfiler"):
+            context.profiler = print
+        context.profiler = None
+        assert context.run({"x": x})["y"].tolist() == [[2.0] * 4] * 2
+        return len(profiler.layers)
+
+    assert run(2, body) == [2, 2]
+
+
+def test_the_profiler_of_tensorrt_prints(capsys):
+    context = local_context()
+    context.profiler = trt.Profiler()
+    context.run({"x": np.ones((2, 4), np.float32)})
+    name, ms = capsys.readouterr().out.split(": ")
+    assert name == "cast_0" and ms.endswith("ms\n") and float(ms[:-3]) >= 0

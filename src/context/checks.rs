@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::communicator_binding::CommunicatorBinding;
+use super::profile::Profilers;
 use super::run::RunIo;
 use super::shapes::Shapes;
 use crate::collective::{Call, overlap};
@@ -15,10 +16,13 @@ use crate::network::{LayerId, TensorId, TensorSource};
 use crate::shape::Shape;
 use crate::stream::Stream;
 
-/// What the runs of a context share until the caller sets another communicator or other shapes.
+/// What the runs of a context share until the caller sets another communicator, other shapes or
+/// another profiler.
+#[derive(Clone)]
 pub(super) struct Setup {
     pub(super) binding: Arc<CommunicatorBinding>,
     pub(super) shapes: Arc<Shapes>,
+    pub(super) profilers: Profilers,
 }
 
 impl Setup {

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::checks::Setup;
 use super::communicator_binding::CommunicatorBinding;
+use super::profile::RunProfile;
 use super::regions::Regions;
 use super::run::{Addresses, EngineRun, RunIo};
-use super::shapes::Shapes;
 use crate::comm::Communicator;
 use crate::cuda::CudaStream;
 use crate::engine::IoMode;
@@ -19,18 +20,20 @@ use crate::memory::{MemorySpace, RawTensor};
 ///
 /// As [`run`](super::run::run).
 pub(super) unsafe fn run(
-    binding: &CommunicatorBinding,
+    setup: &Setup,
     (communicator, default_stream): (&Communicator, &Arc<CudaStream>),
     regions: &mut Regions,
-    shapes: &Arc<Shapes>,
     io: &RunIo,
     deadline: Instant,
     stream: Option<&Arc<CudaStream>>,
+    profile: Option<&RunProfile>,
 ) -> Result<()> {
+    let Setup { binding, shapes, .. } = setup;
     let is_done_here = stream.is_none();
     let stream = stream.unwrap_or(default_stream);
     let device = stream.device();
     let is_capturing = stream.is_capturing()?;
+    let profile = profile.filter(|_| !is_capturing);
     locate(binding, regions, io)?;
     // The tensors that the caller bound in host memory and this rank uses.
     let on_host = |mode: IoMode| {
@@ -49,16 +52,22 @@ pub(super) unsafe fn run(
     }
     let Regions { replays, memory, located, .. } = regions;
     let addresses = Addresses::of(memory);
-    let layers = |stream: &Arc<CudaStream>| {
+    let layers = |on: &Arc<CudaStream>| {
+        // A graph is recorded on another stream.
+        let profile = profile.filter(|_| Arc::ptr_eq(on, stream));
         // SAFETY: the caller's promise.
-        unsafe { EngineRun::new(binding, shapes, located, deadline, Executor(Some(stream)), addresses).layers() }
+        unsafe { EngineRun::new(setup, located, deadline, Executor(Some(on)), addresses, profile).layers() }
     };
     // Where ranks tell each other what becomes of the run.
     let control = communicator.as_backend().control().filter(|_| binding.graphs.is_collective);
     if binding.graphs.is_recording && !is_capturing {
         let decided = (communicator, &binding.graphs, control);
         // SAFETY: the caller's promise.
-        unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers)? };
+        let mut run = || unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers) };
+        match profile {
+            Some(profile) => profile.measure_graph(stream, run)?,
+            None => run()?,
+        }
     } else {
         match control {
             Some(control) if is_capturing => control.capture(deadline)?,
@@ -72,7 +81,7 @@ pub(super) unsafe fn run(
         // SAFETY: the caller's promise; the mirror is as long.
         unsafe { regions.transfer(device)?.download(from, raw.address, raw.byte_len, stream, deadline, alive)? };
     }
-    if is_done_here { communicator.synchronize(stream, deadline) } else { Ok(()) }
+    if is_done_here || profile.is_some() { communicator.synchronize(stream, deadline) } else { Ok(()) }
 }
 
 /// Writes where each tensor is on the GPU: where the caller bound it, or in a mirror of host

@@ -4,6 +4,8 @@ mod bindings;
 mod checks;
 mod communicator_binding;
 mod gpu;
+mod profile;
+mod profile_file;
 mod recordings;
 mod regions;
 mod replay;
@@ -17,6 +19,9 @@ use std::time::Duration;
 pub use bindings::Bindings;
 use checks::Setup;
 use communicator_binding::CommunicatorBinding;
+use profile::Profilers;
+pub use profile::{LayerTime, Profiler};
+use profile_file::ProfileFile;
 pub use replay::CudaGraphs;
 use run::{RunIo, run};
 use shapes::Shapes;
@@ -114,7 +119,8 @@ impl ExecutionContext {
         let binding = Arc::new(CommunicatorBinding::without_communicator(Arc::clone(&engine.inner))?);
         let shapes = Arc::new(Shapes::of_static_inputs(&engine.inner)?);
         let scratch = RunIo::for_engine(&engine.inner);
-        let (setup, profile, runs) = (Arc::new(Setup { binding, shapes }), 0, Arc::new(()));
+        let profilers = Profilers { own: None, file: ProfileFile::of_environment()? };
+        let (setup, profile, runs) = (Arc::new(Setup { binding, shapes, profilers }), 0, Arc::new(()));
         Ok(ExecutionContext { engine, setup, profile, runs, timeout: None, options, scratch })
     }
 
@@ -141,7 +147,7 @@ impl ExecutionContext {
         let deadline = communicator.deadline();
         let bind = || CommunicatorBinding::to(Arc::clone(&self.engine.inner), communicator, self.options, deadline);
         let binding = communicator.in_turn(Extent::Communicator, &"set_communicator", deadline, bind);
-        self.setup = Arc::new(Setup { binding: Arc::new(binding?), shapes: Arc::clone(&self.setup.shapes) });
+        self.setup = Arc::new(Setup { binding: Arc::new(binding?), ..Setup::clone(&self.setup) });
         Ok(())
     }
 
@@ -161,6 +167,33 @@ impl ExecutionContext {
     /// communicator's timeout. A collective that still waits for other ranks then is an error.
     pub fn set_timeout(&mut self, timeout: impl Into<Option<Duration>>) {
         self.timeout = timeout.into();
+    }
+
+    /// Sets a function that is told how long each layer took, after each run on this rank that
+    /// succeeds: TensorRT's `setProfiler` and `IProfiler`. `None` ends that. Runs that were enqueued
+    /// before keep the old one. `DCL_PROFILE` writes the same times into a file.
+    ///
+    /// The function is called on the thread that runs the layers, and must not use the context or
+    /// its communicator. On GPUs the times are those of the GPU, and a call that enqueues a run
+    /// waits for its end, as TensorRT's does; a run that the caller captures is not measured.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use distcollective::{Communicator, DataType, DistCollective, Network};
+    /// # use distcollective::{ReduceOperation, inputs, outputs};
+    /// # let mut network = Network::new();
+    /// # let x = network.add_input("x", DataType::Float32, [2])?;
+    /// # let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1), x)?;
+    /// # network.mark_output(y, "y")?;
+    /// # let mut context = network.build()?.create_execution_context()?;
+    /// context.set_profiler(Some(Arc::new(|time| println!("{}: {:?}", time.layer, time.duration))));
+    /// # let mut y = [0.0f32; 2];
+    /// context.execute(inputs!["x" => &[1.0f32, 2.0]], outputs!["y" => &mut y])?;
+    /// # Ok::<(), distcollective::Error>(())
+    /// ```
+    pub fn set_profiler(&mut self, profiler: Option<Profiler>) {
+        let profilers = Profilers { own: profiler, ..self.setup.profilers.clone() };
+        self.setup = Arc::new(Setup { profilers, ..Setup::clone(&self.setup) });
     }
 
     /// Chooses the optimization profile by its index, and forgets the shapes of the dynamic inputs:
@@ -237,7 +270,7 @@ impl ExecutionContext {
     }
 
     fn set_shapes(&mut self, shapes: Shapes) {
-        self.setup = Arc::new(Setup { binding: Arc::clone(&self.setup.binding), shapes: Arc::new(shapes) });
+        self.setup = Arc::new(Setup { shapes: Arc::new(shapes), ..Setup::clone(&self.setup) });
     }
 
     /// The shape of an input or output, once the shapes of all inputs are known.

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::checks::Setup;
 use super::communicator_binding::CommunicatorBinding;
 use super::gpu;
+use super::profile::RunProfile;
 use super::regions::ContextMemory;
 use super::shapes::Shapes;
 use crate::comm::{Checked, CountedRun, MAX_GROUPED_CALLS, Request};
@@ -65,7 +66,8 @@ impl RunIo {
 /// it enqueues is done, the tensors that this rank uses are initialized memory that no other code
 /// writes, and outputs are memory that no other code reads.
 pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: Option<&Arc<CudaStream>>) -> Result<()> {
-    let Setup { binding, shapes } = setup;
+    let Setup { binding, profilers, .. } = setup;
+    let profile = profilers.begin();
     let mut guard = binding.lock_regions(deadline)?;
     let regions = &mut *guard.regions;
     let gpu = binding
@@ -83,12 +85,13 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
         match gpu {
             None => {
                 let addresses = Addresses::of(&mut regions.memory);
-                let run = EngineRun::new(binding, shapes, io, deadline, Executor(None), addresses);
+                let run = EngineRun::new(setup, io, deadline, Executor(None), addresses, profile.as_ref());
                 run.layers().inspect_err(|error| can_go_on = run.leave(error))
             }
-            Some(on_gpu) => gpu::run(binding, on_gpu, regions, shapes, io, deadline, stream),
+            Some(on_gpu) => gpu::run(setup, on_gpu, regions, io, deadline, stream, profile.as_ref()),
         }
     });
+    let result = result.and_then(|()| profile.map_or(Ok(()), |profile| profile.tell(setup)));
     let Err(mut error) = result else { return Ok(()) };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {
@@ -126,6 +129,7 @@ pub(super) struct EngineRun<'a> {
     run: CountedRun<'a>,
     /// Whether this rank has done a collective.
     has_begun: Cell<bool>,
+    profile: Option<&'a RunProfile>,
 }
 
 /// Where the memory of the tensors inside the network is.
@@ -151,20 +155,21 @@ impl<'a> Addresses<'a> {
 
 impl<'a> EngineRun<'a> {
     pub(super) fn new(
-        binding: &'a CommunicatorBinding,
-        shapes: &'a Shapes,
+        setup: &'a Setup,
         io: &'a RunIo,
         deadline: Instant,
         executor: Executor<'a>,
         addresses: Addresses<'a>,
+        profile: Option<&'a RunProfile>,
     ) -> Self {
+        let Setup { binding, shapes, .. } = setup;
         let (space, run, has_begun) = (binding.space(), CountedRun::new(&binding.runs), Cell::default());
         if binding.has_groups {
             // Groups do not know of a request, so all ranks count each run, also those outside of
             // the groups.
             run.id();
         }
-        EngineRun { binding, shapes, io, deadline, executor, space, addresses, run, has_begun }
+        EngineRun { binding, shapes, io, deadline, executor, space, addresses, run, has_begun, profile }
     }
 
     /// After a run that failed. Returns whether the ranks go on to the next run: in a request; and
@@ -193,12 +198,21 @@ impl<'a> EngineRun<'a> {
             // SAFETY: the caller's promise; the layers before these have written what they read.
             unsafe {
                 match layers.len() > 1 && self.may_group(layers) {
-                    true => self.group(layers)?,
-                    false => layers.iter().try_for_each(|&layer| self.layer(layer))?,
+                    true => self.measured(layers, || self.group(layers))?,
+                    false => {
+                        layers.iter().try_for_each(|&layer| self.measured(&[layer], || self.layer(layer)))?;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    fn measured(&self, layers: &[LayerId], run: impl FnOnce() -> Result<()>) -> Result<()> {
+        match self.profile {
+            Some(profile) => profile.measure(layers, self.executor.0, run),
+            None => run(),
+        }
     }
 
     /// Whether the backend takes these layers as one group of calls. Every rank finds the same,

@@ -1,7 +1,8 @@
 //! Events, and waits for them.
 
+use std::ffi::c_uint;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::device::Relaxed;
 use super::driver::check;
@@ -34,10 +35,10 @@ unsafe impl Send for RawEvent {}
 unsafe impl Sync for RawEvent {}
 
 impl RawEvent {
-    fn new(device: &Arc<Device>) -> Result<Self> {
+    fn new(device: &Arc<Device>, flags: c_uint) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer; the device is current.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, sys::CU_EVENT_DISABLE_TIMING) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(RawEvent { device: Arc::clone(device), handle })
     }
 }
@@ -62,7 +63,7 @@ impl Event {
         let spare = lock(pool).pop();
         let raw = match spare {
             Some(raw) => raw,
-            None => Arc::new(RawEvent::new(device)?),
+            None => Arc::new(RawEvent::new(device, sys::CU_EVENT_DISABLE_TIMING)?),
         };
         let event = Event { raw, pool: Arc::clone(pool) };
         // SAFETY: the caller's promise; the event is alive and of the same context.
@@ -105,6 +106,34 @@ impl Drop for Event {
         if Arc::strong_count(&self.raw) == 1 {
             lock(&self.pool).push(Arc::clone(&self.raw));
         }
+    }
+}
+
+/// A moment of a stream whose time is measured.
+pub(crate) struct TimedEvent(RawEvent);
+
+impl TimedEvent {
+    /// As [`Event::record`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(super) unsafe fn record(device: &Arc<Device>, stream: CUstream) -> Result<Self> {
+        let _current = device.enter()?;
+        let raw = RawEvent::new(device, sys::CU_EVENT_DEFAULT)?;
+        // SAFETY: the caller's promise; the event is alive and of the same context.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(raw.handle, stream) })?;
+        Ok(TimedEvent(raw))
+    }
+
+    /// The time since an earlier one. The stream has reached both.
+    pub(crate) fn since(&self, earlier: &TimedEvent) -> Result<Duration> {
+        let _current = self.0.device.enter()?;
+        let mut milliseconds = 0f32;
+        // SAFETY: both events are alive; the call writes one number.
+        let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.0.handle, self.0.handle) };
+        check("cuEventElapsedTime", result)?;
+        Ok(Duration::try_from_secs_f32(milliseconds / 1e3).unwrap_or_default())
     }
 }
 

@@ -31,6 +31,7 @@ mod transfer;
 
 pub(crate) use device::{Device, Visit, call_out, device_count, gpu_wait, visible_count};
 pub(crate) use driver::driver_version;
+pub(crate) use event::TimedEvent;
 pub(crate) use graph::{CapturedGraph, Graph};
 pub(crate) use kernels::Kernel;
 pub(crate) use memory::{DeviceMemory, PinnedMemory, new_generation};

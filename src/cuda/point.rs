@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::sys::{self, CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::driver::check;
-use super::event::{Event, EventPool, wait_until};
+use super::event::{Event, EventPool, TimedEvent, wait_until};
 use super::{Device, gpu_wait, helper};
 use crate::error::{Result, bail};
 use crate::util::{interrupt, lock};
@@ -108,6 +108,13 @@ impl StreamState {
     pub(super) fn record(&self) -> Result<Event> {
         // SAFETY: the stream exists.
         unsafe { Event::record(&self.device, self.raw, &self.spare) }
+    }
+
+    /// A moment after everything that was enqueued so far, with its time. The caller knows that the
+    /// stream exists.
+    pub(crate) fn record_time(&self) -> Result<TimedEvent> {
+        // SAFETY: the stream exists.
+        unsafe { TimedEvent::record(&self.device, self.raw) }
     }
 
     /// Whether the stream is being captured: enqueued work is recorded into a graph and does not

@@ -52,6 +52,7 @@ pub(super) enum CUdevice_attribute {
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
 }
 
+pub(super) const CU_EVENT_DEFAULT: c_uint = 0;
 pub(super) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const CU_USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
@@ -127,6 +128,7 @@ functions! {
     fn cuEventDestroy_v2(event: CUevent) -> CUresult;
     fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult;
     fn cuEventQuery(event: CUevent) -> CUresult;
+    fn cuEventElapsedTime(milliseconds: *mut f32, begin: CUevent, end: CUevent) -> CUresult;
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) -> CUresult;
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) -> CUresult;

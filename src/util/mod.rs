@@ -54,6 +54,11 @@ pub(crate) fn thread_number() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or(usize::MAX)
 }
 
+/// What the clock of [`Instant`] shows, which the processes of a machine share.
+pub(crate) fn monotonic() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
+}
+
 /// The deadline of a wait that begins now. A timeout that `Instant` cannot hold means a year.
 pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(60 * 60 * 24 * 365);

@@ -1,7 +1,8 @@
-//! What this library's own environment variables say: `DCL_TIMEOUT`, `DCL_SLOW_WARNING`, `DCL_LOG`.
-//! They are read once, at the first use of any of them.
+//! What this library's own environment variables say: `DCL_TIMEOUT`, `DCL_SLOW_WARNING`, `DCL_LOG`,
+//! `DCL_PROFILE`. They are read once, at the first use of any of them.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 const SLOW_WARNING: Duration = Duration::from_secs(10);
 
 /// The values of the variables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// `DCL_TIMEOUT`, where it is set.
     pub(crate) timeout: Option<Duration>,
@@ -25,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) slow_warning: Option<Duration>,
     /// `DCL_LOG`, where it is set.
     pub(crate) log: Option<LevelFilter>,
+    /// `DCL_PROFILE`, where it is set: a file.
+    pub(crate) profile: Option<PathBuf>,
 }
 
 impl Settings {
@@ -52,6 +55,7 @@ impl Settings {
             slow_warning: Some(seconds("DCL_SLOW_WARNING", "; 0 means never", |_| true)?.unwrap_or(SLOW_WARNING))
                 .filter(|wait| !wait.is_zero()),
             log,
+            profile: variable("DCL_PROFILE").filter(|text| !text.is_empty()).map(PathBuf::from),
         })
     }
 }
@@ -69,7 +73,7 @@ pub(crate) fn settings() -> Result<&'static Settings> {
 }
 
 /// The variables of [`Settings`].
-pub(crate) const SETTINGS_VARIABLES: [&str; 3] = ["DCL_TIMEOUT", "DCL_SLOW_WARNING", "DCL_LOG"];
+pub(crate) const SETTINGS_VARIABLES: [&str; 4] = ["DCL_TIMEOUT", "DCL_SLOW_WARNING", "DCL_LOG", "DCL_PROFILE"];
 
 /// What is wrong with each of the variables.
 pub(crate) fn mistakes() -> Vec<String> {
@@ -119,12 +123,17 @@ mod tests {
 
     #[test]
     fn variables_replace_the_defaults() {
-        let defaults = Settings { timeout: None, slow_warning: Some(SLOW_WARNING), log: None };
+        let defaults = Settings { timeout: None, slow_warning: Some(SLOW_WARNING), log: None, profile: None };
         assert_eq!(read(&[]).expect("the defaults"), defaults);
         assert_eq!(read(&[("DCL_TIMEOUT", ""), ("DCL_LOG", "")]).expect("the defaults"), defaults);
-        let set = read(&[("DCL_TIMEOUT", "1.5"), ("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "debug")]);
-        let expected =
-            Settings { timeout: Some(Duration::from_millis(1500)), slow_warning: None, log: Some(LevelFilter::DEBUG) };
+        let set =
+            read(&[("DCL_TIMEOUT", "1.5"), ("DCL_SLOW_WARNING", "0"), ("DCL_LOG", "debug"), ("DCL_PROFILE", "a")]);
+        let expected = Settings {
+            timeout: Some(Duration::from_millis(1500)),
+            slow_warning: None,
+            log: Some(LevelFilter::DEBUG),
+            profile: Some("a".into()),
+        };
         assert_eq!(set.expect("all of them are values"), expected);
     }
 

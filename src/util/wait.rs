@@ -4,6 +4,7 @@
 //! is there, it calls [`Wait::step`], with no lock held that another thread of the library needs,
 //! and sleeps at most as long as that says.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -182,6 +183,54 @@ impl<'a> Wait<'a> {
                 return Ok(found);
             }
             drop(changed.wait_timeout(locked, sleep).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+thread_local! {
+    /// How long this thread has waited for other ranks; none if nobody asks.
+    static WAITED: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// While it lives, this thread measures how long it waits for other ranks.
+pub(crate) struct MeasuredWaits {
+    /// What an outer run on this thread has measured.
+    outer: Option<Duration>,
+}
+
+impl MeasuredWaits {
+    pub(crate) fn begin() -> Self {
+        MeasuredWaits { outer: WAITED.replace(Some(Duration::ZERO)) }
+    }
+
+    /// How long the thread has waited since the begin.
+    pub(crate) fn total(&self) -> Duration {
+        WAITED.get().unwrap_or_default()
+    }
+}
+
+impl Drop for MeasuredWaits {
+    fn drop(&mut self) {
+        let own = self.total();
+        WAITED.set(self.outer.map(|outer| outer + own));
+    }
+}
+
+/// A wait for other ranks, from its begin to its drop.
+pub(crate) struct WaitForPeers {
+    begin: Option<Instant>,
+}
+
+impl WaitForPeers {
+    pub(crate) fn begin() -> Self {
+        WaitForPeers { begin: WAITED.get().map(|_| Instant::now()) }
+    }
+}
+
+impl Drop for WaitForPeers {
+    fn drop(&mut self) {
+        if let Some(begin) = self.begin {
+            WAITED.set(WAITED.get().map(|waited| waited + begin.elapsed()));
         }
     }
 }

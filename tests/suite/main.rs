@@ -26,6 +26,7 @@ mod order;
 mod participation;
 mod plugins;
 mod processes;
+mod profiler;
 mod profiles;
 mod programs;
 

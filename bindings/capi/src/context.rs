@@ -1,9 +1,11 @@
 //! `dcl_execution_context_*`.
 
+use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dcl::ExecutionContext;
-use dcl::context::{Bindings, ContextOptions};
+use dcl::context::{Bindings, ContextOptions, Profiler};
 use dcl::stream::EnqueueError;
 use dcl::tensor::Dims;
 
@@ -13,6 +15,7 @@ use super::arguments::{
 use super::communicator::CCommunicator;
 use super::engine::CEngine;
 use super::handle::{Handle, Object, TryRwLock};
+use super::library::UserData;
 use super::owned_work::{FreeBindings, RunWork};
 use super::status::{CallError, Result, Status, call, lock};
 use super::stream::{AnyWork, CStream, CWork, enqueue};
@@ -144,6 +147,51 @@ extern "C" fn dcl_execution_context_set_timeout(context: Handle<CExecutionContex
     })
 }
 
+/// `dcl_layer_time_t`.
+#[repr(C)]
+struct CLayerTime {
+    layer: *const c_char,
+    begin_ns: i64,
+    duration_ns: i64,
+    wait_ns: i64,
+    input_bytes: u64,
+    output_bytes: u64,
+}
+
+/// `dcl_profiler_callback_t`.
+type ProfilerCallback = extern "C" fn(time: *const CLayerTime, user_data: *mut c_void);
+
+#[unsafe(no_mangle)]
+extern "C" fn dcl_execution_context_set_profiler(
+    context: Handle<CExecutionContext>,
+    callback: Option<ProfilerCallback>,
+    user_data: *mut c_void,
+) -> Status {
+    call(|| {
+        let context = context.get()?;
+        let user_data = UserData(user_data);
+        let profiler = callback.map(|callback| -> Profiler {
+            Arc::new(move |time| {
+                let UserData(user_data) = &user_data;
+                // A name may contain a NUL.
+                let Ok(layer) = CString::new(time.layer.replace('\0', " ")) else { return };
+                let nanoseconds = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+                let time = CLayerTime {
+                    layer: layer.as_ptr(),
+                    begin_ns: nanoseconds(time.begin),
+                    duration_ns: nanoseconds(time.duration),
+                    wait_ns: time.waited.map_or(-1, nanoseconds),
+                    input_bytes: time.input_bytes as u64,
+                    output_bytes: time.output_bytes as u64,
+                };
+                callback(&time, *user_data);
+            })
+        });
+        context.state.write()?.context.set_profiler(profiler);
+        Ok(())
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn dcl_execution_context_set_optimization_profile(
     context: Handle<CExecutionContext>,
@@ -225,7 +273,7 @@ extern "C" fn dcl_execution_context_set_tensor_address(
 extern "C" fn dcl_execution_context_get_tensor_address(
     context: Handle<CExecutionContext>,
     name: TextPointer,
-    address: OutPointer<*mut std::ffi::c_void>,
+    address: OutPointer<*mut c_void>,
 ) -> Status {
     call(|| {
         let context = context.get()?;

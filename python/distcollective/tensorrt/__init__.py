@@ -66,6 +66,7 @@ from ._network import (
     ITensor,
 )
 from ._plugins import Plugin, init_libnvinfer_plugins
+from ._profiler import IProfiler, LayerTime, Profiler
 from ._values import Dims, Permutation, Weights
 
 #: The version of TensorRT whose API this is.
@@ -104,10 +105,12 @@ __all__ = [
     "INetworkDefinition",
     "IOptimizationProfile",
     "IPluginLayer",
+    "IProfiler",
     "IShuffleLayer",
     "ISliceLayer",
     "ITensor",
     "LayerInformationFormat",
+    "LayerTime",
     "LayerType",
     "Logger",
     "MemoryPoolType",
@@ -115,6 +118,7 @@ __all__ = [
     "Permutation",
     "Plugin",
     "PreviewFeature",
+    "Profiler",
     "ProfilingVerbosity",
     "ReduceOperation",
     "Runtime",

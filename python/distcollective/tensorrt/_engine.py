@@ -21,6 +21,7 @@ from ._enums import (
 from ._errors import Guarded
 from ._logger import ILogger, check_logger
 from ._plugins import Plugin, creator
+from ._profiler import IProfiler, LayerTime
 from ._values import Dims, dims_of
 
 
@@ -193,6 +194,7 @@ class IExecutionContext(Guarded):
         self._engine = engine
         self._context = context
         self._name = ""
+        self._profiler: Optional[IProfiler] = None
         #: The shapes that the program has set, of the profile.
         self._shapes: Dict[str, List[int]] = {}
         #: Whether the context has all of them.
@@ -213,6 +215,31 @@ class IExecutionContext(Guarded):
     @name.setter
     def name(self, name: str) -> None:
         self._name = str(name)
+
+    @property
+    def profiler(self) -> Optional[IProfiler]:
+        """What is told how long each layer took, after each run that succeeds; None for nothing.
+
+        It is called in the thread that runs, and must not use the context or its ranks. The call that
+        runs raises what it raises. On GPUs, ``execute_async_v3`` then waits for the end of the run.
+        """
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, profiler: Optional[IProfiler]) -> None:
+        if profiler is None:
+            self._context.set_profiler(None)
+        elif isinstance(profiler, IProfiler):
+            report = profiler.report_layer
+
+            def take(layer: str, begin: float, time: float, wait: Optional[float], inputs: int, outputs: int) -> None:
+                wait_ms = None if wait is None else wait * 1e3
+                report(LayerTime(layer, begin, time * 1e3, wait_ms, inputs, outputs))
+
+            self._context.set_profiler(take)
+        else:
+            raise TypeError(f"profiler is a {type(profiler).__qualname__}; give one that inherits IProfiler, or None")
+        self._profiler = profiler
 
     @property
     def active_optimization_profile(self) -> int:

@@ -1,11 +1,11 @@
 //! Execution contexts.
 
 use std::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use distcollective::comm::timeout_or;
-use distcollective::context::Bindings;
+use distcollective::context::{Bindings, LayerTime, Profiler};
 use distcollective::engine::IoMode;
 use distcollective::tensor::{Dims, MemorySpace, Shape, TensorView, TensorViewMut};
 use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, ExecutionContext, Stream};
@@ -15,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use super::{checked, known_type};
 use crate::communicator::{self, cuda_stream};
-use crate::errors::{call, exception};
+use crate::errors::{call, check_raised, exception, raise_after_call};
 use crate::memory::check_apart;
 use crate::tensor::{Access, Tensor};
 
@@ -281,6 +281,22 @@ impl Context {
         })
     }
 
+    /// Sets a function that gets the times of layers, in seconds, or removes it.
+    fn set_profiler(&self, py: Python<'_>, profiler: Option<Py<PyAny>>) -> PyResult<()> {
+        let profiler = profiler.map(|profiler| -> Profiler {
+            Arc::new(move |time| {
+                let &LayerTime { layer, begin, duration, waited, input_bytes, output_bytes, .. } = time;
+                let waited = waited.map(|waited| waited.as_secs_f64());
+                let times = (layer, begin.as_secs_f64(), duration.as_secs_f64(), waited, input_bytes, output_bytes);
+                let told = Python::try_attach(|py| profiler.bind(py).call1(times).map(drop));
+                // The run has ended well, and raises it then.
+                told.unwrap_or(Ok(())).unwrap_or_else(raise_after_call);
+            })
+        });
+        self.state(py)?.context.set_profiler(profiler);
+        Ok(())
+    }
+
     fn set_profile(&self, py: Python<'_>, profile: usize) -> PyResult<()> {
         let context = &mut self.state(py)?.context;
         call(py, || context.set_optimization_profile(profile))
@@ -369,7 +385,8 @@ impl Context {
             (MemorySpace::Cuda(ordinal), Some(stream)) => unsafe { state.enqueue(&places, stream, ordinal) },
             // SAFETY: as above; the state is locked until the end.
             _ => unsafe { state.run(&places) },
-        })
+        })?;
+        check_raised()
     }
 
     /// Runs on these tensors of the host's memory, whatever is set, and waits for the end.
@@ -386,6 +403,6 @@ impl Context {
         if result.is_ok() {
             kept.iter().for_each(Tensor::write_back);
         }
-        result
+        result.and_then(|()| check_raised())
     }
 }

@@ -24,7 +24,7 @@ use crate::util::fork::ProcessGuard;
 use crate::util::lock;
 use crate::util::log::event;
 use crate::util::text::{printable, start_of};
-use crate::util::wait::{POLL, Stopped, Wait};
+use crate::util::wait::{POLL, Stopped, Wait, WaitForPeers};
 
 /// How often the thread that moves messages looks whether a process has died.
 const TICK: Duration = Duration::from_millis(100);
@@ -309,6 +309,7 @@ impl Job {
         self.pollers.fetch_add(1, Ordering::Relaxed);
         self.waits.fetch_add(1, Ordering::Relaxed);
         let _polling = Polling(&self.pollers);
+        let _measured = WaitForPeers::begin();
         let warning = |seconds: u64| format!("rank {} has waited for {seconds} s: {}", self.own, awaited());
         let stopped = |stopped| match stopped {
             Stopped::Late => error!(DeadlineExceeded, "{} before the deadline", awaited()),

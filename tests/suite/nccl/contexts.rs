@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::{Arc, Mutex};
 
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
@@ -39,6 +40,7 @@ pub fn play(name: &str, ranks: u32) {
         "no groups" => no_groups(ranks),
         "reserve" => on_gpus(ranks, |communicator| reserves_for_groups(&communicator)),
         "graphs" => graphs(ranks),
+        "profile" => profile(ranks),
         "capture" => on_gpus(ranks, |communicator| capture(&communicator)),
         "mistakes" => on_gpus(ranks, |communicator| mistakes(&communicator)),
         "host memory" => on_gpus(ranks, |communicator| {
@@ -278,6 +280,46 @@ fn graphs(ranks: u32) {
     }
 }
 
+/// The GPU's times: of a layer, of layers in one group of NCCL's, of a graph as a whole.
+fn profile(ranks: u32) {
+    let shares_gpu = ranks > 1 && std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some();
+    on_gpus(ranks, move |communicator| {
+        let n = communicator.world_size();
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [4])?;
+        let cast = network.add_cast(x, DataType::Int32)?;
+        for (name, reduce_op) in [("sum", ReduceOperation::Sum), ("max", ReduceOperation::Max)] {
+            let y = network.add(DistCollective::all_reduce(reduce_op).nb_rank(n).named(name), cast)?;
+            network.mark_output(y, name)?;
+        }
+        let options = ContextOptions::default().cuda_graph(true);
+        let mut context = network.build()?.create_execution_context_with(options)?;
+        context.set_communicator(&communicator)?;
+        let told: Arc<Mutex<Vec<(String, [usize; 2])>>> = Arc::default();
+        let list = Arc::clone(&told);
+        context.set_profiler(Some(Arc::new(move |time| {
+            assert_eq!(time.waited, None);
+            list.lock().expect("no panic").push((time.layer.to_owned(), [time.input_bytes, time.output_bytes]));
+        })));
+        let stream = cuda_stream(&communicator)?;
+        let mut bindings = context.create_bindings();
+        for name in ["sum", "max"] {
+            bindings.bind_output(name, Buffer::zeroed_in(communicator.space(), DataType::Int32, [4])?)?;
+        }
+        bindings.bind_input("x", Buffer::zeroed_in(communicator.space(), DataType::Float32, [4])?)?;
+        for round in 0..4 {
+            bindings = context.enqueue(bindings, &stream)?.wait()?;
+            let told: Vec<_> = std::mem::take(&mut *told.lock().expect("no panic"));
+            let both = if n > 1 { vec![("sum, max", [32, 32])] } else { vec![("sum", [16, 16]), ("max", [16, 16])] };
+            let plain = [vec![("cast_0", [16, 16])], both].concat();
+            let expected = if round > 0 && !shares_gpu { vec![("CUDA graph", [0, 0])] } else { plain };
+            let told: Vec<_> = told.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+            assert_eq!(told, expected, "round {round}");
+        }
+        Ok(())
+    });
+}
+
 type Handle = *mut c_void;
 
 /// The caller captures a stream: a context's run on it becomes part of the caller's graph.
@@ -330,6 +372,7 @@ fn capture(communicator: &Communicator) -> Result<()> {
             assert_eq!(destroy(graph), 0);
             communicator.barrier()?;
         }
+        context.set_profiler(Some(Arc::new(|time| panic!("{} is measured in a capture", time.layer))));
         assert_eq!(begin(raw, THREAD_LOCAL), 0);
         let work = context.enqueue(bindings, &stream)?;
         assert!(work.is_done(), "what is recorded is not waited for");
@@ -484,6 +527,16 @@ fn contexts_record_graphs_and_replay_them() {
             return;
         }
         Child::new("contexts graphs", ranks).passes();
+    }
+}
+
+#[test]
+fn the_times_of_layers_are_those_of_the_gpu() {
+    for ranks in [1, 3] {
+        if needs_more_gpus(ranks) {
+            return;
+        }
+        Child::new("contexts profile", ranks).passes();
     }
 }
 

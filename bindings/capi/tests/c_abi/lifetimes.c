@@ -115,6 +115,15 @@ static void a_tensor_is_of_one_network(void) {
     OK(dcl_network_free(network));
 }
 
+/* `nb_times` counts what is told. */
+static void take_time(const dcl_layer_time_t *time, void *nb_times) {
+    CHECK(strcmp(time->layer, "all_reduce_0") == 0);
+    CHECK(time->begin_ns > 0 && time->duration_ns > 0);
+    CHECK(time->wait_ns >= 0 && time->wait_ns <= time->duration_ns);
+    CHECK(time->input_bytes == 16 && time->output_bytes == 16);
+    *(int32_t *)nb_times += 1;
+}
+
 /* Frees everything that a context needs, in one of several orders, and then runs it. */
 static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, void *order) {
     dcl_tensor_t *x, *y;
@@ -125,13 +134,14 @@ static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, vo
     dcl_communicator_t *own;
     dcl_stream_t *stream;
     dcl_work_t *work;
-    int32_t given[4] = {rank, 1, 2, 3}, taken[4] = {0};
+    int32_t given[4] = {rank, 1, 2, 3}, taken[4] = {0}, nb_times = 0;
     OK(dcl_engine_build(network, &engine));
     OK(dcl_engine_create_execution_context(engine, NULL, &context));
     own = with_timeout(communicator, TIMEOUT_MS);
     OK(dcl_execution_context_set_communicator(context, own));
     OK(dcl_execution_context_set_tensor_address(context, "x", given, sizeof given));
     OK(dcl_execution_context_set_tensor_address(context, "y", taken, sizeof taken));
+    OK(dcl_execution_context_set_profiler(context, take_time, &nb_times));
     OK(dcl_stream_new_worker(&stream));
     switch (*(int *)order) {
     case 0:
@@ -167,6 +177,7 @@ static void run_after_freeing(dcl_communicator_t *communicator, int32_t rank, vo
     OK(dcl_work_free(work));
     FAILS(DCL_STATUS_INVALID_HANDLE, dcl_work_wait(work));
     CHECK(taken[0] == 1 && taken[1] == 2 && taken[2] == 4 && taken[3] == 6);
+    CHECK(nb_times == 1);
 }
 
 /* A run without a work handle. Its buffers outlive the stream here. */
