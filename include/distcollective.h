@@ -956,11 +956,12 @@ typedef struct dcl_layer_time {
     int64_t begin_ns;
     /* From the begin to the end, in nanoseconds. */
     int64_t duration_ns;
-    /* The part of it in which this rank waited for other ranks, in nanoseconds. In the rest the rank
-     * worked. On GPUs it is -1: NCCL waits inside its kernels. */
+    /* The part of it in which this rank waited for other ranks, in nanoseconds: until they came,
+     * or had read its buffers. On GPUs it is -1: NCCL waits inside its kernels. */
     int64_t wait_ns;
-    /* The bytes of the inputs that the layer reads on this rank, and of the outputs that it writes. */
+    /* The bytes of the inputs that the layer reads on this rank. */
     uint64_t input_bytes;
+    /* The bytes of the outputs that it writes on this rank. */
     uint64_t output_bytes;
 } dcl_layer_time_t;
 

@@ -51,9 +51,9 @@
 //!
 //! # On GPUs
 //!
-//! The NCCL backend has run on one GPU, never on two; CI runs it on stand-ins for CUDA and NCCL. It loads
-//! `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. Where one is
-//! missing, a call that needs it returns an [`ErrorKind::Unsupported`]. A call is enqueued on a
+//! The NCCL backend has run on one GPU, never on two; CI runs it on stand-ins for CUDA and NCCL. It
+//! loads `libnccl.so.2` (from 2.19 on), CUDA's driver and NVRTC when they are first used. Where one
+//! is missing, a call that needs it returns an [`ErrorKind::Unsupported`]. A call is enqueued on a
 //! CUDA stream ([`Stream::cuda`], [`Stream::from_raw_cuda`]) with tensors in the GPU's memory
 //! ([`Communicator::allocate`], [`Buffer::zeroed_in`]); on the inline stream, and with slices and
 //! arrays, it is done when it returns, and tensors may be in host memory too. What is enqueued

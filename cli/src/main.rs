@@ -14,7 +14,6 @@ mod plot;
 mod progress;
 mod rank_files;
 mod run;
-mod run_plan;
 mod schema;
 
 use std::process::ExitCode;

@@ -40,6 +40,11 @@ pub(super) fn check_raised() -> PyResult<()> {
     RAISED.take().map_or(Ok(()), Err)
 }
 
+/// Whether [`check_raised`] would raise something.
+pub(super) fn has_raised() -> bool {
+    RAISED.with_borrow(Option::is_some)
+}
+
 /// Has the call of the library on this thread raise an exception, which is not an error of its own.
 pub(super) fn raise_after_call(raised: PyErr) {
     RAISED.set(Some(raised));

@@ -727,8 +727,14 @@ def test_a_profiler_is_told_of_each_layer():
 
 
 def test_the_profiler_of_tensorrt_prints(capsys):
-    context = local_context()
+    context = local_context().create_execution_context()
     context.profiler = trt.Profiler()
     context.run({"x": np.ones((2, 4), np.float32)})
     name, ms = capsys.readouterr().out.split(": ")
     assert name == "cast_0" and ms.endswith("ms\n") and float(ms[:-3]) >= 0
+    # A profiler that keeps its context goes with it.
+    context.profiler.context = context
+    gone = weakref.ref(context)
+    del context
+    gc.collect()
+    assert gone() is None

@@ -63,11 +63,7 @@ pub(super) unsafe fn run(
     if binding.graphs.is_recording && !is_capturing {
         let decided = (communicator, &binding.graphs, control);
         // SAFETY: the caller's promise.
-        let mut run = || unsafe { replays.run(decided, (shapes, located), (stream, deadline), layers) };
-        match profile {
-            Some(profile) => profile.measure_graph(stream, run)?,
-            None => run()?,
-        }
+        unsafe { replays.run(decided, (shapes, located), (stream, deadline), profile, layers)? };
     } else {
         match control {
             Some(control) if is_capturing => control.capture(deadline)?,
@@ -80,6 +76,10 @@ pub(super) unsafe fn run(
         let from = mirror(&regions.located, index);
         // SAFETY: the caller's promise; the mirror is as long.
         unsafe { regions.transfer(device)?.download(from, raw.address, raw.byte_len, stream, deadline, alive)? };
+    }
+    if let Some(profile) = profile {
+        communicator.synchronize(stream, deadline)?;
+        profile.mark(stream);
     }
     if is_done_here || profile.is_some() { communicator.synchronize(stream, deadline) } else { Ok(()) }
 }

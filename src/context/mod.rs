@@ -99,7 +99,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// There is not enough memory.
+    /// There is not enough memory; the file of `DCL_PROFILE` cannot be opened, or another of
+    /// [the library's variables](crate::comm::timeout_or) has a value that it cannot have.
     pub fn create_execution_context(&self) -> Result<ExecutionContext> {
         self.create_execution_context_with(ContextOptions::default())
     }
@@ -108,7 +109,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// There is not enough memory.
+    /// There is not enough memory; the file of `DCL_PROFILE` cannot be opened, or another of
+    /// [the library's variables](crate::comm::timeout_or) has a value that it cannot have.
     pub fn create_execution_context_with(&self, options: ContextOptions) -> Result<ExecutionContext> {
         ExecutionContext::new(self.clone(), options)
     }
@@ -170,12 +172,13 @@ impl ExecutionContext {
     }
 
     /// Sets a function that is told how long each layer took, after each run on this rank that
-    /// succeeds: TensorRT's `setProfiler` and `IProfiler`. `None` ends that. Runs that were enqueued
-    /// before keep the old one. `DCL_PROFILE` writes the same times into a file.
+    /// succeeds: TensorRT's `setProfiler` and `IProfiler`. `None` ends that. Runs that were
+    /// enqueued before keep the old one. `DCL_PROFILE` writes the same times into a file.
     ///
     /// The function is called on the thread that runs the layers, and must not use the context or
-    /// its communicator. On GPUs the times are those of the GPU, and a call that enqueues a run
-    /// waits for its end, as TensorRT's does; a run that the caller captures is not measured.
+    /// its communicator. A panic of it is logged. On GPUs the times are those of the GPU, and a
+    /// call that enqueues a run waits for its end, as TensorRT's does; a run that the caller
+    /// captures is not measured.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -186,7 +189,9 @@ impl ExecutionContext {
     /// # let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(1), x)?;
     /// # network.mark_output(y, "y")?;
     /// # let mut context = network.build()?.create_execution_context()?;
-    /// context.set_profiler(Some(Arc::new(|time| println!("{}: {:?}", time.layer, time.duration))));
+    /// context.set_profiler(Some(Arc::new(|time| {
+    ///     println!("{}: {:?}", time.layer, time.duration);
+    /// })));
     /// # let mut y = [0.0f32; 2];
     /// context.execute(inputs!["x" => &[1.0f32, 2.0]], outputs!["y" => &mut y])?;
     /// # Ok::<(), distcollective::Error>(())

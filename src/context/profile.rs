@@ -1,18 +1,20 @@
 //! How long the layers of a run take.
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use super::checks::Setup;
-use super::profile_file::ProfileFile;
-use crate::cuda::{CudaStream, TimedEvent};
-use crate::error::Result;
+use super::profile_file::{self, ProfileFile};
+use crate::cuda::{CudaStream, TimedEvent, call_out};
+use crate::error::{Result, bail};
 use crate::network::{LayerId, TensorId};
-use crate::util::monotonic;
+use crate::util::log::event;
 use crate::util::wait::MeasuredWaits;
+use crate::util::{monotonic, panic_message};
 
 /// How long one layer took in one run on this rank; see
 /// [`set_profiler`](super::ExecutionContext::set_profiler).
@@ -20,15 +22,15 @@ use crate::util::wait::MeasuredWaits;
 #[non_exhaustive]
 pub struct LayerTime<'a> {
     /// The name of the layer. Layers that NCCL runs as one group are one entry, with all names:
-    /// `all_reduce 1, all_gather 2`. So is a run that was recorded into a CUDA graph or replayed
-    /// one: `CUDA graph`.
+    /// `sum, max`. So is a run that launches a CUDA graph: `CUDA graph`.
     pub layer: &'a str,
-    /// When the layer began, on the clock `CLOCK_MONOTONIC`, which the processes of a machine share.
+    /// When the layer began, on the clock `CLOCK_MONOTONIC`. The processes of a machine share it.
     pub begin: Duration,
     /// From the begin to the end.
     pub duration: Duration,
-    /// The part of the duration in which this rank waited for other ranks. The rest is the rank's
-    /// own work. On GPUs it is absent: NCCL waits inside its kernels.
+    /// The part of the duration in which this rank waited for other ranks: until they came, or had
+    /// read its buffers. In the rest it worked, and bytes came and went over the network. On GPUs
+    /// it is absent: NCCL waits inside its kernels.
     pub waited: Option<Duration>,
     /// The bytes of the inputs that the layer reads on this rank.
     pub input_bytes: usize,
@@ -48,105 +50,105 @@ pub(super) struct Profilers {
 
 /// The times of one run.
 pub(super) struct RunProfile {
-    spans: RefCell<Vec<Span>>,
     waits: MeasuredWaits,
+    spans: RefCell<Vec<Span>>,
+    /// A moment of the stream, and when it was. CUDA tells only times between such moments.
+    known: RefCell<Option<(Duration, TimedEvent)>>,
 }
 
 struct Span {
     /// None for a CUDA graph.
     layers: SmallVec<[LayerId; 1]>,
-    begin: Moment,
-    end: Moment,
+    time: SpanTime,
 }
 
-/// Begin or end of a span.
-enum Moment {
-    /// When, and how long the thread had waited until then.
-    Host(Duration, Duration),
-    Gpu(TimedEvent),
+enum SpanTime {
+    Host { begin: Duration, duration: Duration, waited: Duration },
+    Gpu(Result<[TimedEvent; 2]>),
 }
 
 impl Profilers {
     /// Begins to measure a run on this thread, if somebody is told.
     pub(super) fn begin(&self) -> Option<RunProfile> {
         let is_told = self.own.is_some() || self.file.is_some();
-        is_told.then(|| RunProfile { spans: RefCell::default(), waits: MeasuredWaits::begin() })
+        let begin =
+            || RunProfile { waits: MeasuredWaits::begin(), spans: RefCell::default(), known: RefCell::default() };
+        is_told.then(begin)
     }
 }
 
 impl RunProfile {
-    fn moment(&self, stream: Option<&Arc<CudaStream>>) -> Result<Moment> {
-        Ok(match stream {
-            Some(stream) => Moment::Gpu(stream.record_time()?),
-            None => Moment::Host(monotonic(), self.waits.total()),
-        })
-    }
-
-    /// Measures some layers, on the stream if they are enqueued there.
+    /// Measures layers, on the stream if they are enqueued there. The error is that of the run.
     pub(super) fn measure(
         &self,
         layers: &[LayerId],
         stream: Option<&Arc<CudaStream>>,
         run: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let begin = self.moment(stream)?;
-        run()?;
-        let end = self.moment(stream)?;
-        self.spans.borrow_mut().push(Span { layers: layers.into(), begin, end });
+        let time = if let Some(stream) = stream {
+            let begin = stream.record_time();
+            run()?;
+            SpanTime::Gpu(begin.and_then(|begin| Ok([begin, stream.record_time()?])))
+        } else {
+            let (begin, waited) = (monotonic(), self.waits.total());
+            run()?;
+            let duration = monotonic().saturating_sub(begin);
+            SpanTime::Host { begin, duration, waited: self.waits.total().saturating_sub(waited) }
+        };
+        self.spans.borrow_mut().push(Span { layers: layers.into(), time });
         Ok(())
     }
 
-    /// Measures a run as a whole if its layers are not: a CUDA graph.
-    pub(super) fn measure_graph(&self, stream: &Arc<CudaStream>, run: impl FnOnce() -> Result<()>) -> Result<()> {
-        let begin = self.moment(Some(stream))?;
-        run()?;
-        if self.spans.borrow().is_empty() {
-            let end = self.moment(Some(stream))?;
-            self.spans.borrow_mut().push(Span { layers: SmallVec::new(), begin, end });
-        }
-        Ok(())
+    /// Marks a moment of a stream that has nothing to do. Somebody has to wait for it.
+    pub(super) fn mark(&self, stream: &CudaStream) {
+        self.known.replace(stream.record_time().ok().map(|event| (monotonic(), event)));
     }
 
-    /// Tells the times of a run that has ended.
-    pub(super) fn tell(self, setup: &Setup) -> Result<()> {
-        let now = monotonic();
-        let spans = self.spans.into_inner();
-        // CUDA tells only times between events. The last one was reached just now.
-        let last = spans.iter().rev().find_map(|span| match &span.end {
-            Moment::Gpu(event) => Some(event),
-            Moment::Host(..) => None,
-        });
-        let times = spans.iter().map(|span| {
-            let (begin, duration, waited) = match (&span.begin, &span.end, last) {
-                (Moment::Gpu(begin), Moment::Gpu(end), Some(last)) => {
-                    (now.saturating_sub(last.since(begin)?), end.since(begin)?, None)
+    /// Tells the times of a run that has ended. What cannot be told is logged: the run is right.
+    pub(super) fn tell(self, setup: &Setup) {
+        let Setup { binding, profilers, .. } = setup;
+        let rank = binding.communicator.as_ref().map(|communicator| communicator.origin_rank().0);
+        let told = call_out(|| catch_unwind(AssertUnwindSafe(|| self.tell_each(setup, rank))));
+        let problem = match told {
+            Ok(Ok(Ok(events))) => {
+                if let Some(file) = profilers.file {
+                    file.write(rank, &events);
                 }
-                (Moment::Host(begin, waited_before), Moment::Host(end, waited), _) => {
-                    (*begin, end.saturating_sub(*begin), Some(waited.saturating_sub(*waited_before)))
-                }
-                _ => (now, Duration::ZERO, None),
-            };
-            let ([input_bytes, output_bytes], layer) = (moved_bytes(setup, &span.layers), name(setup, &span.layers));
-            Ok((layer, begin, duration, waited, input_bytes, output_bytes))
-        });
-        let times = times.collect::<Result<Vec<_>>>()?;
-        let times = times.iter().map(|(layer, begin, duration, waited, input_bytes, output_bytes)| LayerTime {
-            layer,
-            begin: *begin,
-            duration: *duration,
-            waited: *waited,
-            input_bytes: *input_bytes,
-            output_bytes: *output_bytes,
-        });
+                return;
+            }
+            Ok(Ok(Err(error))) | Err(error) => error.to_string(),
+            Ok(Err(panic)) => format!("the profiler panicked: {}", panic_message(panic.as_ref())),
+        };
+        event!(WARN, "the times of layers are not all told: {problem}");
+    }
+
+    /// Tells the caller's profiler. Returns the events for the file.
+    fn tell_each(&self, setup: &Setup, rank: Option<u32>) -> Result<String> {
         let Profilers { own, file } = &setup.profilers;
-        if let Some(file) = file {
-            let rank = setup.binding.communicator.as_ref().map_or(0, |communicator| communicator.origin_rank().0);
-            file.write(rank, times.clone());
+        let mut events = String::new();
+        for Span { layers, time } in &*self.spans.borrow() {
+            let (begin, duration, waited) = match time {
+                SpanTime::Host { begin, duration, waited } => (*begin, *duration, Some(*waited)),
+                SpanTime::Gpu(moments) => {
+                    let [begin, end] = moments.as_ref().map_err(Clone::clone)?;
+                    let known = self.known.borrow();
+                    let begin_at = match &*known {
+                        Some((at, event)) => at.saturating_sub(event.since(begin)?),
+                        None => bail!(System, "no moment of the stream is known"),
+                    };
+                    (begin_at, end.since(begin)?, None)
+                }
+            };
+            let ([input_bytes, output_bytes], layer) = (moved_bytes(setup, layers), &name(setup, layers));
+            let time = LayerTime { layer, begin, duration, waited, input_bytes, output_bytes };
+            if file.is_some() {
+                profile_file::add_event(&mut events, rank, &time);
+            }
+            if let Some(own) = own {
+                own(&time);
+            }
         }
-        if let Some(own) = own {
-            times.for_each(|time| own(&time));
-        }
-        Ok(())
+        Ok(events)
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use super::ContextOptions;
+use super::profile::RunProfile;
 use super::recordings::{Decision, MAX_RECORDINGS, Recordings};
 use super::run::RunIo;
 use super::shapes::Shapes;
@@ -172,6 +173,7 @@ impl Replays {
         (communicator, policy, control): (&Communicator, &GraphPolicy, Option<&Control>),
         (shapes, io): (&Arc<Shapes>, &RunIo),
         (stream, deadline): (&Arc<CudaStream>, Instant),
+        profile: Option<&RunProfile>,
         layers: impl Fn(&Arc<CudaStream>) -> Result<()>,
     ) -> Result<()> {
         let decision = self.decide((policy, control), (shapes, io), deadline)?;
@@ -196,7 +198,11 @@ impl Replays {
         let mut graph = lock(&self.kept[number].graph);
         let graph = graph.as_mut().ok_or_else(|| error!(System, "the communicator has destroyed its graphs"))?;
         // SAFETY: the same memory was recorded.
-        unsafe { graph.launch(stream) }
+        let mut launch = || unsafe { graph.launch(stream) };
+        match profile {
+            Some(profile) => profile.measure(&[], Some(stream), launch),
+            None => launch(),
+        }
     }
 
     /// Decides on a run. All ranks decide alike, or it is an error on each of them. Without

@@ -91,8 +91,12 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
             Some(on_gpu) => gpu::run(setup, on_gpu, regions, io, deadline, stream, profile.as_ref()),
         }
     });
-    let result = result.and_then(|()| profile.map_or(Ok(()), |profile| profile.tell(setup)));
-    let Err(mut error) = result else { return Ok(()) };
+    let Err(mut error) = result else {
+        if let Some(profile) = profile {
+            profile.tell(setup);
+        }
+        return Ok(());
+    };
     let is_capturing = stream.is_some_and(|stream| stream.is_capturing().unwrap_or(true));
     if is_capturing && error.kind() == ErrorKind::NotReady {
         // The run needs something that a capture cannot make. Layers before it may have been
@@ -209,9 +213,13 @@ impl<'a> EngineRun<'a> {
     }
 
     fn measured(&self, layers: &[LayerId], run: impl FnOnce() -> Result<()>) -> Result<()> {
+        let all = &self.binding.engine.network.layers;
         match self.profile {
-            Some(profile) => profile.measure(layers, self.executor.0, run),
-            None => run(),
+            // A constant does nothing in a run.
+            Some(profile) if layers.iter().any(|id| all[id.index()].body.op().constant().is_none()) => {
+                profile.measure(layers, self.executor.0, run)
+            }
+            _ => run(),
         }
     }
 

@@ -129,6 +129,7 @@ impl TimedEvent {
     /// The time since an earlier one. The stream has reached both.
     pub(crate) fn since(&self, earlier: &TimedEvent) -> Result<Duration> {
         let _current = self.0.device.enter()?;
+        let _relaxed = Relaxed::begin()?;
         let mut milliseconds = 0f32;
         // SAFETY: both events are alive; the call writes one number.
         let result = unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.0.handle, self.0.handle) };

@@ -73,7 +73,9 @@ pub(super) fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<So
         match addresses.recv_timeout(sleep) {
             Ok(Ok(addresses)) if addresses.is_empty() => bail!(System, "{host} has no address"),
             Ok(Ok(addresses)) => return Ok(addresses),
-            Ok(Err(e)) => bail!(System, "{host} has no address: {e}"),
+            Ok(Err(e)) => {
+                bail!(System, "{host} has no address here; its name has to be in /etc/hosts or the DNS: {e}")
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Err(late()),
         }

@@ -194,16 +194,18 @@ thread_local! {
 
 /// While it lives, this thread measures how long it waits for other ranks.
 pub(crate) struct MeasuredWaits {
-    /// What an outer run on this thread has measured.
-    outer: Option<Duration>,
+    /// Whether it did so before: a plugin has an engine of its own.
+    is_inner: bool,
 }
 
 impl MeasuredWaits {
     pub(crate) fn begin() -> Self {
-        MeasuredWaits { outer: WAITED.replace(Some(Duration::ZERO)) }
+        let before = WAITED.get();
+        WAITED.set(Some(before.unwrap_or_default()));
+        MeasuredWaits { is_inner: before.is_some() }
     }
 
-    /// How long the thread has waited since the begin.
+    /// How long the thread has waited since some moment before the begin.
     pub(crate) fn total(&self) -> Duration {
         WAITED.get().unwrap_or_default()
     }
@@ -211,8 +213,9 @@ impl MeasuredWaits {
 
 impl Drop for MeasuredWaits {
     fn drop(&mut self) {
-        let own = self.total();
-        WAITED.set(self.outer.map(|outer| outer + own));
+        if !self.is_inner {
+            WAITED.set(None);
+        }
     }
 }
 

@@ -37,8 +37,7 @@ fn profiler() -> (Profiler, Arc<Mutex<Vec<Told>>>) {
     (profiler, told)
 }
 
-/// x -> "cast" -> all_reduce "sum" among all -> gather "to 1" of the last two ranks at the last one
-/// -> y, among 3 ranks.
+/// x -> "cast_0" -> all_reduce "sum" among all 3 ranks -> gather "to 2" of the last two ranks -> y.
 fn network(elements: i64) -> Result<Network> {
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Float16, [elements])?;
@@ -46,6 +45,9 @@ fn network(elements: i64) -> Result<Network> {
     let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(3).named("sum"), x)?;
     let y = network.add(DistCollective::gather(Rank(2)).group([1, 2].map(Rank)).named("to 2"), sum)?;
     network.mark_output(y, "y")?;
+    // A constant does nothing in a run.
+    let constant = network.add_constant(&[1i32], [1])?;
+    network.mark_output(constant, "constant")?;
     Ok(network)
 }
 
@@ -60,12 +62,16 @@ fn each_run_tells_all_layers_in_order() {
         context.set_profiler(Some(profiler));
         let x = Buffer::zeroed(DataType::Float16, [8])?;
         let mut y = vec![0f32; 16];
-        context.execute(inputs!["x" => &x], outputs!["y" => &mut y])?;
+        context.execute(inputs!["x" => &x], outputs!["y" => &mut y, "constant" => &mut [0]])?;
         let mut bindings = context.create_bindings();
         bindings.bind_input("x", x)?;
         bindings.bind_output("y", Buffer::zeroed(DataType::Float32, [16])?)?;
+        bindings.bind_output("constant", Buffer::zeroed(DataType::Int32, [1])?)?;
         bindings = context.enqueue(bindings, &Stream::worker()?)?.wait()?;
         context.set_profiler(None);
+        bindings = context.enqueue(bindings, &Stream::inline())?.wait()?;
+        // What the profiler does is no error of the run.
+        context.set_profiler(Some(Arc::new(|_| panic!("the profiler panics"))));
         context.enqueue(bindings, &Stream::inline())?.wait()?;
         let told = told.lock().expect("no panic").clone();
         Ok::<_, Error>(told)

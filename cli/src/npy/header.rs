@@ -133,7 +133,7 @@ impl Descriptor {
                 } else {
                     String::new()
                 };
-                Err(format!("it holds {}, and --dtype asks for {wanted}{kept}", self.name()))
+                Err(format!("it holds {}, not {wanted}{kept}", self.name()))
             }
             None => {
                 let mut types = DataType::ALL.into_iter().filter(|data_type| !is_kept_as_integer(*data_type));

@@ -156,8 +156,8 @@ fn a_type_that_collectives_do_not_take_is_named() {
     }
     let float32 = file(1, &dictionary("'<f4'", "False", "(6,)"), &[0; 24]);
     for (wanted, says) in [
-        (DataType::Int8, "it holds float32, and --dtype asks for int8"),
-        (DataType::Bfloat16, "it holds float32, and --dtype asks for bfloat16, which numpy keeps as uint16"),
+        (DataType::Int8, "it holds float32, not int8"),
+        (DataType::Bfloat16, "it holds float32, not bfloat16, which numpy keeps as uint16"),
     ] {
         assert_eq!(read(&float32, Some(wanted)).expect_err("another type"), says);
     }

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import weakref
 from contextlib import contextmanager, suppress
 from numbers import Integral
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
@@ -227,18 +228,18 @@ class IExecutionContext(Guarded):
 
     @profiler.setter
     def profiler(self, profiler: Optional[IProfiler]) -> None:
-        if profiler is None:
-            self._context.set_profiler(None)
-        elif isinstance(profiler, IProfiler):
-            report = profiler.report_layer
-
-            def take(layer: str, begin: float, time: float, wait: Optional[float], inputs: int, outputs: int) -> None:
-                wait_ms = None if wait is None else wait * 1e3
-                report(LayerTime(layer, begin, time * 1e3, wait_ms, inputs, outputs))
-
-            self._context.set_profiler(take)
-        else:
+        if not isinstance(profiler, (IProfiler, type(None))):
             raise TypeError(f"profiler is a {type(profiler).__qualname__}; give one that inherits IProfiler, or None")
+        # The garbage collector does not see what the library keeps.
+        context = weakref.ref(self)
+
+        def take(layer: str, begin: float, time: float, wait: Optional[float], inputs: int, outputs: int) -> None:
+            this = context()
+            if this is not None and this._profiler is not None:
+                wait_ms = None if wait is None else wait * 1e3
+                this._profiler.report_layer(LayerTime(layer, begin, time * 1e3, wait_ms, inputs, outputs))
+
+        self._context.set_profiler(None if profiler is None else take)
         self._profiler = profiler
 
     @property

@@ -12,8 +12,8 @@ class LayerTime(NamedTuple):
     begin: float
     #: How long it took, in milliseconds.
     ms: float
-    #: The part of that in which this rank waited for other ranks; None on GPUs, where NCCL waits inside
-    #: its kernels.
+    #: The part of that in which this rank waited for other ranks; None on GPUs, where NCCL waits
+    #: inside its kernels.
     wait_ms: Optional[float]
     #: The bytes of the inputs that it reads on this rank, and of the outputs that it writes.
     input_bytes: int

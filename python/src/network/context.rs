@@ -15,7 +15,7 @@ use pyo3::types::PyCapsule;
 
 use super::{checked, known_type};
 use crate::communicator::{self, cuda_stream};
-use crate::errors::{call, check_raised, exception, raise_after_call};
+use crate::errors::{call, check_raised, exception, has_raised, raise_after_call};
 use crate::memory::check_apart;
 use crate::tensor::{Access, Tensor};
 
@@ -285,6 +285,9 @@ impl Context {
     fn set_profiler(&self, py: Python<'_>, profiler: Option<Py<PyAny>>) -> PyResult<()> {
         let profiler = profiler.map(|profiler| -> Profiler {
             Arc::new(move |time| {
+                if has_raised() {
+                    return;
+                }
                 let &LayerTime { layer, begin, duration, waited, input_bytes, output_bytes, .. } = time;
                 let waited = waited.map(|waited| waited.as_secs_f64());
                 let times = (layer, begin.as_secs_f64(), duration.as_secs_f64(), waited, input_bytes, output_bytes);

@@ -309,7 +309,6 @@ impl Job {
         self.pollers.fetch_add(1, Ordering::Relaxed);
         self.waits.fetch_add(1, Ordering::Relaxed);
         let _polling = Polling(&self.pollers);
-        let _measured = WaitForPeers::begin();
         let warning = |seconds: u64| format!("rank {} has waited for {seconds} s: {}", self.own, awaited());
         let stopped = |stopped| match stopped {
             Stopped::Late => error!(DeadlineExceeded, "{} before the deadline", awaited()),
@@ -318,9 +317,12 @@ impl Job {
         let (mut wait, mut next_step) = (Wait::until(deadline).warning(&warning), Instant::now() + STEP);
         // A look at the network takes longer than to yield.
         let idle_wait = || Wait::until(deadline).yielding();
-        let mut idle = idle_wait();
+        let (mut idle, mut measured) = (idle_wait(), None);
         loop {
             let has_moved = self.poll()?;
+            if has_moved {
+                measured = None;
+            }
             if let Some(found) = look()? {
                 return Ok(found);
             }
@@ -332,6 +334,8 @@ impl Job {
             if has_moved {
                 // More of what it waits for may come at once.
                 idle = idle_wait();
+            } else {
+                measured.get_or_insert_with(WaitForPeers::begin);
             }
             idle.pause().map_err(&stopped)?;
         }

@@ -295,7 +295,7 @@ fn profile(ranks: u32) {
         let options = ContextOptions::default().cuda_graph(true);
         let mut context = network.build()?.create_execution_context_with(options)?;
         context.set_communicator(&communicator)?;
-        let told: Arc<Mutex<Vec<(String, [usize; 2])>>> = Arc::default();
+        let told = Arc::new(Mutex::new(Vec::<(String, [usize; 2])>::new()));
         let list = Arc::clone(&told);
         context.set_profiler(Some(Arc::new(move |time| {
             assert_eq!(time.waited, None);

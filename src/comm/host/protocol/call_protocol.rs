@@ -11,7 +11,7 @@ use super::waiter::{WaitError, Waiter};
 use crate::comm::backend::Request;
 use crate::error::{ErrorKind, Result};
 use crate::rank::GroupRank;
-use crate::util::wait::{Stopped, Wait, WaitForPeers};
+use crate::util::wait::{Stopped, Wait};
 
 /// How many bytes a rank moves before it checks its deadline again.
 const CHECK_BYTES: usize = 1 << 20;
@@ -183,7 +183,6 @@ impl<'a> CallProtocol<'a> {
         mut look: impl FnMut(&mut Self) -> Result<bool>,
     ) -> Result<()> {
         let (segment, report) = (self.segment, self.report());
-        let _measured = WaitForPeers::begin();
         let mut found = Ok(false);
         let warning = |seconds| report.slow(seconds, awaited);
         let wait = Wait::until(self.request.deadline).warning(&warning);

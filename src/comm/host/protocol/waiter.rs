@@ -6,7 +6,7 @@ use super::abort_domain::AbortDomain;
 use crate::error::Error;
 use crate::rank::Rank;
 use crate::sync::{spin_loop, yield_now};
-use crate::util::wait::{Stopped, Wait};
+use crate::util::wait::{Stopped, Wait, WaitForPeers};
 
 /// How many times a rank spins before it yields. A futex wake-up costs tens of microseconds; so
 /// much spinning takes about that long.
@@ -53,10 +53,12 @@ impl<'a> Waiter<'a> {
         mut is_reached: impl FnMut() -> bool,
         is_peer_lost: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
+        let mut measured = None;
         loop {
             if is_reached() {
                 return Ok(());
             }
+            measured.get_or_insert_with(WaitForPeers::begin);
             self.domain.check().map_err(WaitError::Aborted)?;
             if is_peer_lost() {
                 return Err(self.unless_aborted(WaitError::PeerLost));

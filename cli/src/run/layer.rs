@@ -1,110 +1,18 @@
-//! `distcollective run`: runs one layer on files, or the plan of an engine.
+//! One layer, run on files.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::ValueHint;
-use distcollective::collective::{GroupRank, Partition};
-use distcollective::comm::BackendKind;
+use distcollective::collective::GroupRank;
 use distcollective::tensor::{Dims, TensorView, TensorViewMut};
-use distcollective::{
-    Buffer, CollectiveOperation, Communicator, DataType, DistCollectiveLayer, Groups, Rank, ReduceOperation, Root,
-};
+use distcollective::{Buffer, Communicator, DataType, DistCollectiveLayer, Groups, Rank, ReduceOperation, Root};
 use serde_json::{Value, json};
 
-use crate::output::{Ended, Failure, print_json};
-use crate::{names, npy, progress, rank_files, run_plan};
-
-/// Runs one DistCollective layer on `.npy` files, or a plan, each rank a thread.
-///
-/// `{rank}` in a file's name stands for the rank. A rank whose output the operation does not write
-/// gets no output file. No output may be one of the input files.
-///
-/// With a plan it prints a table of how long each layer took on each rank: the time, the part in
-/// which the rank waited for others, the rest in which it moved elements, and the bytes that the
-/// layer reads and writes. `DCL_PROFILE` writes the same times into a file that Perfetto opens.
-///
-/// Examples:
-/// distcollective run --op all_gather -n 3 --input 'in{rank}.npy' --output 'out{rank}.npy'
-/// distcollective run model.plan -n 2 --input 'x=in{rank}.npy'
-#[derive(clap::Args)]
-pub struct Arguments {
-    /// A plan to run in place of one layer
-    #[arg(value_hint = ValueHint::FilePath, conflicts_with_all = ["op", "reduce_op", "root", "groups", "dtype", "json"])]
-    plan: Option<PathBuf>,
-    /// The operation
-    #[arg(long, value_parser = names::operation(), required_unless_present = "plan")]
-    op: Option<CollectiveOperation>,
-    /// The reduction, for operations that reduce
-    #[arg(long, value_parser = names::reduce_operation())]
-    reduce_op: Option<ReduceOperation>,
-    /// The root, for operations that have one: a rank; with several groups, a number within each
-    #[arg(long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=65535))]
-    root: Option<u32>,
-    /// The ranks that take part, in this order: '2,0'. Several groups, which do the operation each
-    /// by itself: '0,1;2,3'. All ranks unless given
-    #[arg(long, value_parser = groups)]
-    groups: Option<Groups>,
-    /// The element type; the files' own unless given. bfloat16 is stored as uint16, float8 as uint8
-    #[arg(long, value_parser = names::data_type())]
-    dtype: Option<DataType>,
-    /// The number of ranks
-    #[arg(short, long = "ranks", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub n: u32,
-    /// The input files, with {rank} in the name; of a plan NAME=FILE for each input, which is zeros
-    /// unless given
-    #[arg(long, value_hint = ValueHint::FilePath, required_unless_present = "plan")]
-    pub input: Vec<String>,
-    /// The output files, with {rank} in the name; of a plan NAME=FILE for each output to keep
-    #[arg(long, value_hint = ValueHint::FilePath, required_unless_present = "plan")]
-    pub output: Vec<String>,
-    /// How many times a plan runs [default: 10]
-    #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..))]
-    pub runs: Option<u32>,
-    /// The backend; auto is NCCL if there is a GPU for each rank
-    #[arg(long, default_value = "host", value_parser = names::backend())]
-    pub backend: BackendKind,
-    /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]
-    #[arg(long, value_parser = crate::seconds)]
-    pub timeout: Option<Duration>,
-    /// Print one line of JSON: the layer, and the files that were read and written
-    #[arg(long)]
-    json: bool,
-}
-
-/// Reads `2,0` as a group, and `0,1;2,3` as a partition.
-fn groups(text: &str) -> Result<Groups, String> {
-    let group = |text: &str| -> Result<Vec<u32>, String> {
-        let rank = |rank: &str| {
-            rank.trim()
-                .parse()
-                .map_err(|_| format!("{rank:?} is not a rank; give ranks as '2,0', and several groups as '0,1;2,3'"))
-        };
-        text.split(',').map(rank).collect()
-    };
-    let groups = match &text.split(';').map(group).collect::<Result<Vec<_>, _>>()?[..] {
-        [group] => Groups::Group(group.iter().copied().map(Into::into).collect()),
-        groups => Groups::Partition(Partition::new(groups.iter().map(|group| group.iter().copied()))),
-    };
-    groups.check().map_err(|e| e.to_string())?;
-    Ok(groups)
-}
-
-pub fn run(arguments: &Arguments) -> Ended {
-    crate::check_alone("run")?;
-    if let Some(plan) = &arguments.plan {
-        return run_plan::run(plan, arguments);
-    }
-    let summary = run_ranks(arguments)?;
-    if arguments.json {
-        print_json("distcollective.run/1", summary);
-    }
-    Ok(ExitCode::SUCCESS)
-}
+use super::Arguments;
+use crate::output::Failure;
+use crate::{npy, progress, rank_files};
 
 /// Runs all ranks, and tells what they did.
-fn run_ranks(arguments: &Arguments) -> Result<Value, Failure> {
+pub(super) fn run_ranks(arguments: &Arguments) -> Result<Value, Failure> {
     let files = |option: &str, patterns: &[String]| match patterns {
         [pattern] => rank_files::of_ranks(option, pattern, arguments.n),
         _ => Err(Failure::usage(format!("{option} is given {} times, and a layer needs one", patterns.len()))),
@@ -231,26 +139,4 @@ fn run_rank(
     let mut output = Buffer::zeroed(input.data_type(), output_shape)?;
     bound.execute(Some(TensorView::from(input)), Some(TensorViewMut::from(&mut output)), shape.as_slice())?;
     Ok(bound.writes_output().then_some(output))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::groups;
-
-    #[test]
-    fn groups_are_read_and_checked() {
-        for (text, shown) in [("2,0", "[2, 0]"), (" 2 , 0 ", "[2, 0]"), ("3", "[3]"), ("0,1;2,3", "[[0, 1], [2, 3]]")] {
-            assert_eq!(groups(text).map(|groups| groups.to_string()).as_deref(), Ok(shown));
-        }
-        for (text, says) in [
-            ("", "\"\" is not a rank; give ranks as '2,0', and several groups as '0,1;2,3'"),
-            ("0,1;", "\"\" is not a rank"),
-            ("0,-1", "\"-1\" is not a rank"),
-            ("0,1;2", "equal lengths"),
-            ("0,1;1,2", "rank 1 occurs twice"),
-        ] {
-            let error = groups(text).expect_err(text);
-            assert!(error.contains(says), "{text}: {error}");
-        }
-    }
 }
