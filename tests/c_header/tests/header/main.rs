@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use source::Source;
 
 /// The header's structures, and their names in Rust.
-const STRUCTURES: [(&str, &str); 12] = [
+const STRUCTURES: [(&str, &str); 13] = [
     ("dcl_dims", "CDims"),
     ("dcl_plugin_tensor", "CPluginTensor"),
     ("dcl_plugin", "CPlugin"),
@@ -29,6 +29,7 @@ const STRUCTURES: [(&str, &str); 12] = [
     ("dcl_message", "CMessage"),
     ("dcl_dict_tensor", "CDictTensor"),
     ("dcl_broadcast_options", "CBroadcastOptions"),
+    ("dcl_layer_time", "CLayerTime"),
 ];
 
 /// Enumerators whose Rust name is not the header's name in another case.
