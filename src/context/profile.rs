@@ -62,6 +62,12 @@ struct Span {
     time: SpanTime,
 }
 
+/// Where a span begins.
+pub(super) enum SpanBegin {
+    Host { begin: Duration, waited_before: Duration },
+    Gpu(Result<TimedEvent>),
+}
+
 enum SpanTime {
     Host { begin: Duration, duration: Duration, waited: Duration },
     Gpu(Result<[TimedEvent; 2]>),
@@ -78,25 +84,27 @@ impl Profilers {
 }
 
 impl RunProfile {
-    /// Measures layers, on the stream if they are enqueued there. The error is that of the run.
-    pub(super) fn measure(
-        &self,
-        layers: &[LayerId],
-        stream: Option<&Arc<CudaStream>>,
-        run: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let time = if let Some(stream) = stream {
-            let begin = stream.record_time();
-            run()?;
-            SpanTime::Gpu(begin.and_then(|begin| Ok([begin, stream.record_time()?])))
-        } else {
-            let (begin, waited) = (monotonic(), self.waits.total());
-            run()?;
-            let duration = monotonic().saturating_sub(begin);
-            SpanTime::Host { begin, duration, waited: self.waits.total().saturating_sub(waited) }
+    /// Begins to measure layers, on the stream if they are enqueued there.
+    pub(super) fn begin(&self, stream: Option<&Arc<CudaStream>>) -> SpanBegin {
+        match stream {
+            Some(stream) => SpanBegin::Gpu(stream.record_time()),
+            None => SpanBegin::Host { begin: monotonic(), waited_before: self.waits.total() },
+        }
+    }
+
+    /// Says that the layers have run.
+    pub(super) fn end(&self, begin: SpanBegin, layers: &[LayerId], stream: Option<&Arc<CudaStream>>) {
+        let time = match (begin, stream) {
+            (SpanBegin::Gpu(begin), Some(stream)) => {
+                SpanTime::Gpu(begin.and_then(|begin| Ok([begin, stream.record_time()?])))
+            }
+            (SpanBegin::Host { begin, waited_before }, None) => {
+                let (duration, waited) = (monotonic().saturating_sub(begin), self.waits.total());
+                SpanTime::Host { begin, duration, waited: waited.saturating_sub(waited_before) }
+            }
+            _ => return,
         };
         self.spans.borrow_mut().push(Span { layers: layers.into(), time });
-        Ok(())
     }
 
     /// Marks a moment of a stream that has nothing to do. Somebody has to wait for it.

@@ -197,12 +197,13 @@ impl Replays {
         count.fetch_add(1, Ordering::Relaxed);
         let mut graph = lock(&self.kept[number].graph);
         let graph = graph.as_mut().ok_or_else(|| error!(System, "the communicator has destroyed its graphs"))?;
+        let begin = profile.map(|profile| profile.begin(Some(stream)));
         // SAFETY: the same memory was recorded.
-        let mut launch = || unsafe { graph.launch(stream) };
-        match profile {
-            Some(profile) => profile.measure(&[], Some(stream), launch),
-            None => launch(),
+        unsafe { graph.launch(stream)? };
+        if let Some((profile, begin)) = profile.zip(begin) {
+            profile.end(begin, &[], Some(stream));
         }
+        Ok(())
     }
 
     /// Decides on a run. All ranks decide alike, or it is an error on each of them. Without

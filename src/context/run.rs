@@ -214,13 +214,15 @@ impl<'a> EngineRun<'a> {
 
     fn measured(&self, layers: &[LayerId], run: impl FnOnce() -> Result<()>) -> Result<()> {
         let all = &self.binding.engine.network.layers;
-        match self.profile {
-            // A constant does nothing in a run.
-            Some(profile) if layers.iter().any(|id| all[id.index()].body.op().constant().is_none()) => {
-                profile.measure(layers, self.executor.0, run)
-            }
-            _ => run(),
+        // A constant does nothing in a run.
+        let is_measured = || layers.iter().any(|id| all[id.index()].body.op().constant().is_none());
+        let profile = self.profile.filter(|_| is_measured());
+        let begin = profile.map(|profile| profile.begin(self.executor.0));
+        run()?;
+        if let Some((profile, begin)) = profile.zip(begin) {
+            profile.end(begin, layers, self.executor.0);
         }
+        Ok(())
     }
 
     /// Whether the backend takes these layers as one group of calls. Every rank finds the same,
