@@ -188,7 +188,7 @@ impl<'a> Wait<'a> {
 }
 
 thread_local! {
-    /// How long this thread has waited for other ranks; none if nobody asks.
+    /// How long this thread has waited for other ranks; `None` while it measures no run.
     static WAITED: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 

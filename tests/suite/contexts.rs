@@ -15,7 +15,7 @@ use crate::plugins::AddOne;
 use crate::ranks::on_ranks;
 
 /// x -> all_reduce "sync" -> y, among `n` ranks.
-fn sum_engine(n: u32, elements: i64) -> Engine {
+pub fn sum_engine(n: u32, elements: i64) -> Engine {
     let mut network = Network::new();
     let x = network.add_input("x", DataType::Int32, [elements]).expect("an input");
     let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n).named("sync"), x).expect("a layer");

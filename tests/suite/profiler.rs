@@ -9,6 +9,7 @@ use distcollective::{
     outputs,
 };
 
+use crate::contexts::sum_engine;
 use crate::ranks::on_ranks;
 
 /// What is told of a layer.
@@ -97,11 +98,7 @@ fn each_run_tells_all_layers_in_order() {
 #[test]
 fn an_early_rank_has_waited_for_a_late_one() {
     let told = on_ranks(2, |communicator| {
-        let mut network = Network::new();
-        let x = network.add_input("x", DataType::Int32, [64])?;
-        let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
-        network.mark_output(y, "y")?;
-        let mut context = network.build()?.create_execution_context()?;
+        let mut context = sum_engine(2, 64).create_execution_context()?;
         context.set_communicator(&communicator)?;
         let (profiler, told) = profiler();
         context.set_profiler(Some(profiler));
@@ -136,24 +133,22 @@ fn an_early_rank_has_waited_for_a_late_one() {
 /// A run that fails tells nothing.
 #[test]
 fn a_run_that_fails_tells_nothing() {
-    let results = on_ranks(2, |communicator: Communicator| {
-        let mut network = Network::new();
-        let x = network.add_input("x", DataType::Int32, [1])?;
-        let y = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(2), x)?;
-        network.mark_output(y, "y")?;
-        let mut context = network.build()?.create_execution_context()?;
+    let results = on_ranks(3, |communicator: Communicator| {
+        // Its first layer succeeds.
+        let mut context = network(8)?.build()?.create_execution_context()?;
         context.set_communicator(&communicator)?;
         let (sender, told) = mpsc::channel();
         let sender = Mutex::new(sender);
         context.set_profiler(Some(Arc::new(move |time| {
             sender.lock().expect("no panic").send(time.layer.to_owned()).expect("a receiver");
         })));
-        let mut y = [0];
         if communicator.rank() == Rank(1) {
-            communicator.barrier().expect_err("the other rank makes another call");
+            communicator.barrier().expect_err("the other ranks make another call");
             return Ok(None);
         }
-        context.execute(inputs!["x" => &[1]], outputs!["y" => &mut y]).expect_err("the other rank is in a barrier");
+        let (x, mut y) = (Buffer::zeroed(DataType::Float16, [8])?, vec![0f32; 16]);
+        let run = context.execute(inputs!["x" => &x], outputs!["y" => &mut y, "constant" => &mut [0]]);
+        run.expect_err("rank 1 is in a barrier");
         Ok::<_, Error>(Some(told.try_recv().is_err()))
     });
     assert_eq!(results[0].as_ref().expect("rank 0"), &Some(true));
