@@ -127,7 +127,8 @@ impl RunProfile {
             Ok(Ok(Err(error))) | Err(error) => error.to_string(),
             Ok(Err(panic)) => format!("the profiler panicked: {}", panic_message(panic.as_ref())),
         };
-        event!(WARN, "the times of layers are not all told: {problem}");
+        let who = rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
+        event!(WARN, "{who}the profiler did not get the times of all layers: {problem}");
     }
 
     /// Tells the caller's profiler. Returns the events for the file.
