@@ -4,6 +4,7 @@
 mod asynchronous;
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use distcollective::comm::{BackendKind, MAX_TAG, Message, Received, Source};
@@ -31,8 +32,12 @@ fn worlds(n: u32) -> [Vec<Communicator>; 2] {
 }
 
 /// Runs `body` on both.
-pub fn on_both<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Clone + Send + 'static) -> [Vec<T>; 2] {
-    worlds(n).map(|communicators| on_communicators(DEADLINE, communicators, body.clone()))
+pub fn on_both<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Send + Sync + 'static) -> [Vec<T>; 2] {
+    let body = Arc::new(body);
+    worlds(n).map(|communicators| {
+        let body = body.clone();
+        on_communicators(DEADLINE, communicators, move |communicator| body(communicator))
+    })
 }
 
 /// The bytes of a message, which name its sender, its receiver and its tag.

@@ -161,7 +161,7 @@ fn communicators(ranks: u32) -> Vec<Communicator> {
 }
 
 /// Runs a body on ranks that are threads with a GPU each.
-fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
+fn on_gpus(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Send + Sync + 'static) {
     for result in on_communicators(deadline(), communicators(ranks), body) {
         result.unwrap_or_else(|error| panic!("{error}"));
     }

@@ -1,5 +1,6 @@
 //! Ranks to test with. Every run of several ranks has a deadline.
 
+use std::any::Any;
 use std::io::{Read, Write};
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -21,7 +22,7 @@ pub fn patient(deadline: Duration) -> Duration {
 /// # Panics
 ///
 /// A rank panicked, or they did not all finish within the deadline.
-pub fn on_ranks<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Clone + Send + 'static) -> Vec<T> {
+pub fn on_ranks<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Send + Sync + 'static) -> Vec<T> {
     on_ranks_within(DEADLINE, n, body)
 }
 
@@ -29,7 +30,7 @@ pub fn on_ranks<T: Send + 'static>(n: u32, body: impl Fn(Communicator) -> T + Cl
 pub fn on_ranks_within<T: Send + 'static>(
     deadline: Duration,
     n: u32,
-    body: impl Fn(Communicator) -> T + Clone + Send + 'static,
+    body: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let communicators = Communicator::builder().in_process(n).expect("n is not zero");
     on_communicators(deadline, communicators, body)
@@ -39,8 +40,19 @@ pub fn on_ranks_within<T: Send + 'static>(
 pub fn on_communicators<T: Send + 'static>(
     deadline: Duration,
     communicators: Vec<Communicator>,
-    body: impl Fn(Communicator) -> T + Clone + Send + 'static,
+    body: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
+    let mut all = Vec::with_capacity(communicators.len());
+    for result in run(deadline, communicators, Arc::new(move |communicator| Box::new(body(communicator)))) {
+        all.push(*result.downcast().expect("what the body returns"));
+    }
+    all
+}
+
+/// What runs on each rank, of one type for all tests, so that threads are compiled once.
+type Body = dyn Fn(Communicator) -> Box<dyn Any + Send> + Send + Sync;
+
+fn run(deadline: Duration, communicators: Vec<Communicator>, body: Arc<Body>) -> Vec<Box<dyn Any + Send>> {
     let deadline = patient(deadline);
     let n = communicators.len();
     let (sender, results) = mpsc::channel();
@@ -55,9 +67,9 @@ pub fn on_communicators<T: Send + 'static>(
             })
         })
         .collect();
-    drop(sender);
+    drop((sender, body));
     let end = Instant::now() + deadline;
-    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
+    let mut all: Vec<_> = (0..n).map(|_| None).collect();
     loop {
         match results.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok((rank, result)) => all[rank] = Some(result),

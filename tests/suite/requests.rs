@@ -181,7 +181,7 @@ fn check<R: Runner + 'static>(threads: usize, runner: fn(&Communicator) -> Resul
 
 /// `threads_of` says how many threads a rank has, and `reorder` changes the order of its jobs.
 fn check_in_orders<R: Runner + 'static>(
-    threads_of: impl Fn(Rank) -> usize + Copy + Send + 'static,
+    threads_of: impl Fn(Rank) -> usize + Copy + Send + Sync + 'static,
     reorder: fn(Rank, &mut [Job]),
     runner: fn(&Communicator) -> Result<R>,
 ) {
@@ -233,7 +233,7 @@ fn ranks_take_requests_in_orders_of_their_own() {
 }
 
 /// What both ranks of a pair get in request 1, which rank 1 fails, and from a barrier afterwards.
-fn after_a_failure(body: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) -> Vec<[Option<ErrorKind>; 2]> {
+fn after_a_failure(body: impl Fn(&Communicator) -> Result<()> + Send + Sync + 'static) -> Vec<[Option<ErrorKind>; 2]> {
     let kinds = on_both(2, move |communicator| {
         let is_first = communicator.rank() == Rank(0);
         let answered = communicator.request(1, || {

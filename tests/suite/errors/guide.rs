@@ -129,7 +129,7 @@ fn before_anything_runs() -> Result<Vec<Error>> {
 }
 
 /// The errors of all ranks, which are threads.
-fn errors(n: u32, body: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) -> Vec<Error> {
+fn errors(n: u32, body: impl Fn(&Communicator) -> Result<()> + Send + Sync + 'static) -> Vec<Error> {
     on_ranks(n, move |communicator| body(&communicator)).into_iter().filter_map(Result::err).collect()
 }
 

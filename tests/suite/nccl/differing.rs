@@ -164,7 +164,7 @@ pub fn play(name: &str, ranks: u32) {
 }
 
 /// Runs a body whose end is an error that names two calls, on every rank.
-fn differ(ranks: u32, sides: [&str; 2], body: impl Fn(Communicator) -> Result<()> + Clone + Send + 'static) {
+fn differ(ranks: u32, sides: [&str; 2], body: impl Fn(Communicator) -> Result<()> + Send + Sync + 'static) {
     let begin = Instant::now();
     let body = move |communicator: Communicator| body(communicator.clone()).and_then(|()| communicator.barrier());
     for (rank, result) in on_communicators(DEADLINE, communicators(ranks), body).into_iter().enumerate() {

@@ -63,12 +63,12 @@ pub fn play(name: &str, ranks: u32) {
 }
 
 /// Makes a call that fails on every rank, and prints the errors.
-pub fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
+pub fn sums(ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Send + Sync + 'static) {
     sums_within(DEADLINE, ranks, call);
 }
 
 /// [`sums`] with another deadline.
-fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Clone + Send + 'static) {
+fn sums_within(deadline: Duration, ranks: u32, call: impl Fn(&Communicator) -> Result<()> + Send + Sync + 'static) {
     let results = on_communicators(deadline, communicators(ranks), move |communicator| {
         let communicator = communicator.with_timeout(SHORT);
         let error = call(&communicator).expect_err("it fails");

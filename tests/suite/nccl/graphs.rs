@@ -410,7 +410,7 @@ impl Differing {
 }
 
 /// Runs a body whose end is a disagreement of rank 1 with the others, which every rank gets.
-fn differing(ranks: u32, body: impl Fn(Differing) -> Result<()> + Clone + Send + 'static) {
+fn differing(ranks: u32, body: impl Fn(Differing) -> Result<()> + Send + Sync + 'static) {
     let barrier = Arc::new(Barrier::new(ranks as usize));
     let results = on_communicators(DEADLINE, communicators(ranks), move |communicator| {
         body(Differing { communicator, barrier: Arc::clone(&barrier) })
