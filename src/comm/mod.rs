@@ -325,8 +325,8 @@ impl Communicator {
     }
 
     /// How elements moved in the latest collective of this rank that moved any; what `split` and
-    /// `allocate` exchange counts too. `None` before it, on another backend than the host, and
-    /// while another thread of this rank is in a collective.
+    /// `allocate` exchange counts too. `None` before it, with NCCL, and while another thread of
+    /// this rank is in a collective.
     ///
     /// ```
     /// use distcollective::comm::TransferPath;

@@ -106,7 +106,7 @@ pub struct Arguments {
     /// Percentiles of the batches' times, in more columns: 90,99
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=100))]
     percentiles: Vec<u8>,
-    /// Show how elements moved on the host, in more columns: inline, eager, direct or staged
+    /// Show how elements moved, in more columns; the Rust type TransferPath explains the names
     #[arg(long, conflicts_with = "points")]
     explain: bool,
     /// Which CPUs each rank may use: auto (share if there is a CPU for each rank), none, core (one

@@ -8,6 +8,7 @@ use crate::collective::{Call, Collective};
 use crate::comm::backend::Request;
 use crate::comm::run_id::CountedRun;
 use crate::comm::signature::{Signature, difference};
+use crate::comm::transfer_path::TransferPath;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
 use crate::memory::Address;
@@ -25,6 +26,8 @@ const INPUT_BYTES: usize = RECORD_BYTES - SIGNATURE_BYTES;
 pub(super) struct Calls {
     /// The number of collectives so far that errors count.
     pub(super) counted: u64,
+    /// How elements moved in the latest that moved any.
+    pub(super) path: Option<TransferPath>,
 }
 
 /// The records of all ranks, which say the same call.

@@ -153,7 +153,8 @@ impl ClusterBackend {
             };
             // SAFETY: the caller's promise.
             let result = unsafe { self.run_entered(number, &Request { explain: Some(&explain), ..*request }) };
-            result.map_err(|error| match error.kind() {
+            let moved = result.map(|path| calls.path = path.or(calls.path));
+            moved.map_err(|error| match error.kind() {
                 // It names calls, or another rank has said what it is about.
                 ErrorKind::Disagreement | ErrorKind::Aborted => error,
                 _ if is_explained.get() => error,
@@ -163,22 +164,24 @@ impl ClusterBackend {
         result.map_err(|error| request.label(self.job.end(error)))
     }
 
+    /// Says how elements moved, if any did.
+    ///
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn run_entered(&self, number: u64, request: &Request<'_>) -> Result<()> {
+    unsafe fn run_entered(&self, number: u64, request: &Request<'_>) -> Result<Option<TransferPath>> {
         let agreed = self.agree(number, request)?;
         let call = &request.call;
         if call.block_elements == 0 {
-            return Ok(());
+            return Ok(None);
         }
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(inputs) = agreed.inputs(request, self.placement.len()) {
                 self.take_inputs(request, &inputs);
-                return Ok(());
+                return Ok(Some(TransferPath::Inline));
             }
-            let Some(wire_type) = call.wire_type else { return self.move_elements(request) };
+            let Some(wire_type) = call.wire_type else { return self.move_elements(request).map(Some) };
             // Each contribution is rounded once. The rounded numbers are float32 then.
             let input_bytes =
                 if call.reads_input(self.placement.own) { call.input_bytes(self.placement.len()) } else { 0 };
@@ -191,27 +194,29 @@ impl ClusterBackend {
             let call = Call { wire_type: None, ..*call };
             let output_list = if call.input().is_per_rank { None } else { request.blocks };
             let input = Address::host(rounded.as_ptr());
-            self.move_elements(&Request { call, input, blocks: output_list, ..*request })
+            self.move_elements(&Request { call, input, blocks: output_list, ..*request }).map(Some)
         }
     }
 
     /// # Safety
     ///
     /// As [`Backend::run`]. The ranks have agreed.
-    unsafe fn move_elements(&self, request: &Request<'_>) -> Result<()> {
+    unsafe fn move_elements(&self, request: &Request<'_>) -> Result<TransferPath> {
         // SAFETY: the caller's promise.
         unsafe {
             match request.call.collective {
-                Collective::AllGather | Collective::Broadcast { .. } => self.move_to_all(request),
+                Collective::AllGather | Collective::Broadcast { .. } => {
+                    self.move_to_all(request).map(|()| TransferPath::Relayed)
+                }
                 Collective::Gather { .. } | Collective::Scatter { .. } | Collective::AllToAll => {
-                    self.move_pairwise(request)
+                    self.move_pairwise(request).map(|()| TransferPath::Pairwise)
                 }
                 Collective::AllReduce { reduce_op }
                 | Collective::Reduce { reduce_op, .. }
                 | Collective::ReduceScatter { reduce_op } => {
                     let input_bytes = request.call.input_bytes(self.placement.len());
                     match request.uneven.is_none() && input_bytes * self.placement.len() <= MOST_EXCHANGED {
-                        true => self.exchange_inputs(request, input_bytes),
+                        true => self.exchange_inputs(request, input_bytes).map(|()| TransferPath::Exchanged),
                         false => self.reduce(request, reduce_op),
                     }
                 }
@@ -396,7 +401,10 @@ impl Backend for ClusterBackend {
     }
 
     fn latest_path(&self) -> Option<TransferPath> {
-        self.one_machine()?.latest_path()
+        match self.one_machine() {
+            Some(host) => host.latest_path(),
+            None => self.calls.try_lock().ok()?.path,
+        }
     }
 
     fn refuse(&self, run: &CountedRun<'_>, reason: &str, deadline: Instant) -> Result<bool> {

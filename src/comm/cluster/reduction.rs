@@ -16,6 +16,7 @@ use super::link::{Bytes, MessageKind, Tag};
 use super::placement::RankPlacement;
 use crate::collective::{Collective, ReduceOperation};
 use crate::comm::backend::Request;
+use crate::comm::transfer_path::TransferPath;
 use crate::compute;
 use crate::data_type::DataType;
 use crate::error::{Result, bail};
@@ -49,7 +50,7 @@ struct SlicedReduction<'a> {
     round_count: usize,
     /// The two machines exchange partial results, which takes the link one step. The last partial
     /// result is of one rank, or the order of additions changes no bit.
-    is_exchanged: bool,
+    is_swapped: bool,
 }
 
 impl<'a> SlicedReduction<'a> {
@@ -65,9 +66,9 @@ impl<'a> SlicedReduction<'a> {
         let is_ordered =
             request.call.data_type.is_float() && !matches!(reduce_op, ReduceOperation::Max | ReduceOperation::Min);
         // A root would take all of the other machine's partial results at once.
-        let is_exchanged = request.call.collective.root().is_none()
+        let is_swapped = request.call.collective.root().is_none()
             && matches!(&place.runs[..], [_, last] if last.len() == 1 || !is_ordered);
-        SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count, is_exchanged }
+        SlicedReduction { place, request, reduce_op, slice_count, slice_len, round_count, is_swapped }
     }
 
     fn data_type(&self) -> DataType {
@@ -250,12 +251,12 @@ impl ClusterBackend {
         Ok(bytes)
     }
 
-    /// Runs a reduction.
+    /// Runs a reduction, and says how.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`](crate::comm::backend::Backend::run). The ranks have agreed.
-    pub(super) unsafe fn reduce(&self, request: &Request<'_>, reduce_op: ReduceOperation) -> Result<()> {
+    pub(super) unsafe fn reduce(&self, request: &Request<'_>, reduce_op: ReduceOperation) -> Result<TransferPath> {
         let reduction = SlicedReduction::new(&self.placement, request, reduce_op);
         let mut begun = VecDeque::new();
         for round in 0..reduction.round_count {
@@ -272,7 +273,8 @@ impl ClusterBackend {
         begun.into_iter().try_for_each(|(round, results)| {
             // SAFETY: as above.
             unsafe { self.finish_round(&reduction, round, results) }
-        })
+        })?;
+        Ok(if reduction.is_swapped { TransferPath::Swapped } else { TransferPath::Chained })
     }
 
     /// Adds what this machine's ranks give to the slices of a round that this rank folds.
@@ -295,7 +297,7 @@ impl ClusterBackend {
             for slice in &own_slices {
                 let (partial_type, _) = compute::partial(reduction.reduce_op, reduction.data_type());
                 let partial_len = slice.len * partial_type.byte_len();
-                let previous = match run.checked_sub(1).filter(|_| !reduction.is_exchanged) {
+                let previous = match run.checked_sub(1).filter(|_| !reduction.is_swapped) {
                     None => None,
                     Some(previous) => {
                         let from = reduction.folder(slice.number, machine_of_run(previous));
@@ -314,7 +316,7 @@ impl ClusterBackend {
                 // input of this rank, which is alone on its machine.
                 let mut partial = unsafe { reduction.add(previous, &contributions, slice.len) };
                 offset += reduction.byte_len(*slice);
-                if reduction.is_exchanged {
+                if reduction.is_swapped {
                     let other = machine_of_run(1 - run);
                     let is_sent = reduction.is_received_on(slice.number, other);
                     if reduction.is_received_on(slice.number, place.own_machine()) {
@@ -450,14 +452,14 @@ impl ClusterBackend {
         let last_machine = reduction.last_machine();
         let is_last = place.own_machine() == last_machine;
         let folder_there = |slice: Slice| reduction.folder(slice.number, last_machine);
-        if reduction.is_exchanged {
+        if reduction.is_swapped {
             // SAFETY: the caller's promise.
             unsafe { self.take_partials(reduction, &mut results)? };
         }
         if reduction.receiver(0).is_some() {
             let gets = |slice: &Slice| slice.len > 0 && reduction.receiver(slice.number) == Some(place.own);
             let slices = (0..reduction.slice_count).map(|number| reduction.slice(round, number)).filter(gets);
-            for slice in slices.filter(|_| !is_last && !reduction.is_exchanged) {
+            for slice in slices.filter(|_| !is_last && !reduction.is_swapped) {
                 let len = reduction.byte_len(slice);
                 let result = self.receive_slice(MessageKind::Results, folder_there(slice), len, deadline)?;
                 // SAFETY: the output holds the slice, by the contract of `Backend`.
@@ -465,7 +467,7 @@ impl ClusterBackend {
             }
             return Ok(());
         }
-        if let Some(machine) = reduction.before(place.own_machine()).filter(|_| !reduction.is_exchanged) {
+        if let Some(machine) = reduction.before(place.own_machine()).filter(|_| !reduction.is_swapped) {
             for slice in reduction.slices_of(round, place.own) {
                 let from = reduction.folder(slice.number, machine);
                 let result = self.receive_slice(MessageKind::Results, from, reduction.byte_len(slice), deadline)?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ClusterBackend;
 use super::link::in_process::links;
 use crate::collective::{ReduceOperation, WireType};
-use crate::comm::{Communicator, Message, Source, host};
+use crate::comm::{Communicator, Message, Source, TransferPath, host};
 use crate::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 use crate::error::{ErrorKind, Result};
 use crate::rank::Rank;
@@ -168,6 +168,33 @@ fn long_blocks_move_and_are_reduced_in_pieces() {
         all.extend(all_collectives(communicator, 9001, &integers, |bits| i64::from(bits) << 33)?);
         Ok(all)
     });
+}
+
+#[test]
+fn a_path_depends_on_the_length_the_type_and_where_ranks_are() {
+    use TransferPath::{Chained, Exchanged, Inline, Pairwise, Relayed, Swapped};
+    for (machines, of_floats, of_integers) in
+        [(&[0, 1][..], Swapped, Swapped), (&[0, 0, 1, 1], Chained, Swapped), (&[0, 1, 0, 1], Chained, Chained)]
+    {
+        let paths = each(world(machines), |communicator| -> Result<Vec<_>> {
+            let n = machines.len();
+            let mut paths = vec![communicator.latest_path()];
+            let mut note = |result: Result<()>| result.map(|()| paths.push(communicator.latest_path()));
+            note(communicator.all_reduce(&mut [1f32], ReduceOperation::Sum))?;
+            note(communicator.all_reduce(&mut [1f32; 1000], ReduceOperation::Sum))?;
+            note(communicator.all_reduce(&mut [1f32; 10_000], ReduceOperation::Sum))?;
+            note(communicator.all_reduce(&mut [1i32; 10_000], ReduceOperation::Sum))?;
+            note(communicator.all_gather(&[1f32; 100], &mut vec![0f32; 100 * n]))?;
+            note(communicator.all_to_all(&vec![1f32; 100 * n], &mut vec![0f32; 100 * n]))?;
+            note(communicator.barrier())?;
+            Ok(paths)
+        });
+        let moved = [Inline, Exchanged, of_floats, of_integers, Relayed, Pairwise, Pairwise];
+        let expected: Vec<_> = std::iter::once(None).chain(moved.map(Some)).collect();
+        for of_rank in paths {
+            assert_eq!(of_rank.expect("no error"), expected, "{machines:?}");
+        }
+    }
 }
 
 #[test]

@@ -128,7 +128,8 @@ impl<'a> RunningCall<'a> {
             TransferPath::Inline => self.inline(),
             TransferPath::Eager => self.eager(),
             TransferPath::Direct => self.direct(),
-            TransferPath::Staged => self.staged(),
+            // No other path is within a machine.
+            _ => self.staged(),
         }
     }
 
