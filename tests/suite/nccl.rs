@@ -298,8 +298,10 @@ fn eager_calls(communicator: &Communicator) -> Result<()> {
     assert_eq!(first[0] as u32, halves[0].0);
     assert_eq!(group.global_rank(group.rank())?, communicator.rank());
     group.finalize()?;
-    // A group without ranks is a collective call too.
+    // A group without ranks is a collective call too, and so is one that some are not in.
     assert!(communicator.new_group([] as [Rank; 0])?.is_none());
+    let without_last = communicator.split((rank + 1 < n).then_some(0), 0)?;
+    assert_eq!(without_last.map(|group| group.world_size()), (rank + 1 < n).then_some(n - 1));
     // This color does not fit into NCCL's signed colors.
     let all = communicator.split(Some(u32::MAX), i32::MAX - rank as i32)?.expect("a color");
     assert_eq!((all.rank().0, all.global_rank(all.rank())?), (n - 1 - rank, communicator.rank()));

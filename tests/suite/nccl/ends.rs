@@ -12,7 +12,7 @@ use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, Rank, Red
 
 use super::faults::{LONG, says};
 use super::libraries::nccl_calls;
-use super::{Child, TIMEOUT, communicators, cuda_stream, needs_test_libraries};
+use super::{Child, TIMEOUT, communicators, cuda_stream, needs_more_gpus, needs_test_libraries};
 use crate::ranks::{DEADLINE, on_communicators};
 
 /// Plays a role in a child.
@@ -196,7 +196,7 @@ fn an_abort_that_hangs_is_left_behind() {
 
 #[test]
 fn an_abort_ends_the_waits_of_the_others_at_once() {
-    if needs_test_libraries() {
+    if needs_more_gpus(3) {
         return;
     }
     says("ends abort", 3, "never_in_progress", &["rank 1: ", "rank 2: ", "the user has closed the window"]);
@@ -204,7 +204,7 @@ fn an_abort_ends_the_waits_of_the_others_at_once() {
 
 #[test]
 fn what_is_dropped_in_any_order_is_freed() {
-    if needs_test_libraries() {
+    if needs_more_gpus(3) {
         return;
     }
     says("ends leaving", 3, "", &[]);
@@ -221,7 +221,7 @@ fn a_drop_does_not_wait_for_an_abort_that_hangs() {
 
 #[test]
 fn a_borrowed_communicator_is_left_as_it_was() {
-    if needs_test_libraries() {
+    if needs_more_gpus(3) {
         return;
     }
     says("ends borrowed", 3, "never_in_progress", &[]);

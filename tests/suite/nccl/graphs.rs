@@ -16,7 +16,7 @@ use super::ends::Makers;
 use super::libraries::{cuda_calls, cuda_live, nccl_calls, nccl_live};
 use super::windows::with_window_of;
 use super::{Child, TIMEOUT, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus};
-use crate::ranks::{DEADLINE, on_communicators, patient};
+use crate::ranks::{DEADLINE, logged, on_communicators, patient};
 
 /// Plays a role in a child.
 pub fn play(name: &str, ranks: u32) {
@@ -139,9 +139,11 @@ fn ended(ranks: u32) {
         }
         assert_eq!(runner.counts(), [1, 1, 1]);
         barrier.wait();
-        communicator.abort("the user has closed the window")?;
+        // NCCL does not abort a communicator that has graphs.
+        let warnings = logged(|| communicator.abort("the user has closed the window").expect("an end"));
+        assert_eq!(warnings, "");
         let end = Instant::now() + TIMEOUT;
-        while cuda_live("graph exec") > 0 {
+        while !is_on_gpu() && cuda_live("graph exec") > 0 {
             assert!(Instant::now() < end, "a graph is not destroyed");
             std::thread::yield_now();
         }
@@ -154,11 +156,11 @@ fn ended(ranks: u32) {
 }
 
 /// Waits until what all ranks have dropped is freed. Gives how often NCCL has freed memory, and how
-/// many pieces there are.
-fn freed_and_left(communicator: &Communicator, barrier: &Barrier) -> [usize; 2] {
+/// many pieces there are, if it is the test library.
+fn freed_and_left(communicator: &Communicator, barrier: &Barrier) -> Option<[usize; 2]> {
     free_what_was_dropped(communicator);
     barrier.wait();
-    let counts = [nccl_calls("ncclMemFree"), nccl_live("memory")];
+    let counts = (!is_on_gpu()).then(|| [nccl_calls("ncclMemFree"), nccl_live("memory")]);
     barrier.wait();
     counts
 }
@@ -177,7 +179,8 @@ fn captured_memory(communicator: &Communicator, barrier: &Barrier) -> Result<()>
         }
         assert_eq!(runner.counts(), [1, 1, 1]);
         drop((bindings, runner, communicator.allocate(DataType::Float32, [1 << 16])?));
-        assert_eq!(freed_and_left(communicator, barrier), [round * ranks, 2 * ranks]);
+        let counts = freed_and_left(communicator, barrier);
+        assert!(counts.is_none_or(|counts| counts == [round * ranks, 2 * ranks]), "{counts:?}");
     }
     Ok(())
 }
@@ -189,9 +192,10 @@ fn captured_windows(communicator: &Communicator, barrier: &Barrier) -> Result<()
         let graphs = context.cuda_graphs();
         assert_eq!([graphs.recorded, graphs.replayed, graphs.plain], [1, 1, 1]);
         drop(context);
-        let [freed, left] = freed_and_left(communicator, barrier);
+        let counts = freed_and_left(communicator, barrier);
         // The memory of the latest window is free for others when the next one is there.
-        assert!(freed == 0 && left <= 2 * communicator.world_size() as usize, "{freed} freed, {left} left");
+        let most = 2 * communicator.world_size() as usize;
+        assert!(counts.is_none_or(|[freed, left]| freed == 0 && left <= most), "{counts:?}");
     }
     Ok(())
 }
@@ -533,17 +537,13 @@ fn a_borrowed_communicator_records_only_if_it_is_told_to() {
 
 #[test]
 fn graphs_of_a_communicator_that_has_ended_are_destroyed() {
-    if !needs_test_libraries() {
-        plays("ended", &[2]);
-    }
+    plays("ended", &[2]);
 }
 
 #[test]
 fn memory_that_a_graph_has_captured_stays_until_the_communicator_ends() {
-    if !needs_test_libraries() {
-        plays("captured_memory", &[2, 3]);
-        plays("captured_windows", &[2, 3]);
-    }
+    plays("captured_memory", &[2, 3]);
+    plays("captured_windows", &[2, 3]);
 }
 
 #[test]

@@ -55,12 +55,15 @@ impl Fake {
     }
 
     fn live(&self, function: &str, kind: &str) -> usize {
+        self.try_live(function, kind).expect("a function of the test library")
+    }
+
+    fn try_live(&self, function: &str, kind: &str) -> Option<usize> {
         let kind = CString::new(kind).expect("no zero");
         // SAFETY: the function has this type.
         unsafe {
-            let live: Symbol<'_, unsafe extern "C" fn(*const c_char) -> usize> =
-                self.0.get(function).expect("a function of the test library");
-            live(kind.as_ptr())
+            let live: Symbol<'_, unsafe extern "C" fn(*const c_char) -> usize> = self.0.get(function).ok()?;
+            Some(live(kind.as_ptr()))
         }
     }
 }
@@ -73,6 +76,11 @@ pub fn cuda_calls(function: &str) -> usize {
 /// How many objects of this kind the driver has.
 pub fn cuda_live(kind: &str) -> usize {
     Fake::open("libcuda.so.1").live("fake_cuda_live", kind)
+}
+
+/// How many pieces of memory that can be mapped the driver has, if it is the fake one.
+pub fn device_memory() -> Option<usize> {
+    Fake::open("libcuda.so.1").try_live("fake_cuda_live", "memory handle")
 }
 
 /// How many objects of this kind NCCL has.
