@@ -28,8 +28,8 @@ type GetSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> Status;
 type GetBytes = unsafe extern "C" fn(*mut c_void, *mut c_char) -> Status;
 type GetNumber = unsafe extern "C" fn(*mut c_int) -> Status;
 
-/// One of each generation of GPUs for servers. CI compiles for all of them.
-const ARCHITECTURES: [i32; 4] = [80, 89, 90, 100];
+/// One of each generation, and the first one that converts to float8. CI compiles for all of them.
+const ARCHITECTURES: [i32; 5] = [80, 89, 90, 100, 120];
 
 struct Nvrtc(Library);
 
@@ -148,7 +148,7 @@ macro_rules! architectures {
     )* };
 }
 
-architectures!(sm_80: 0, sm_89: 1, sm_90: 2, sm_100: 3);
+architectures!(sm_80: 0, sm_89: 1, sm_90: 2, sm_100: 3, sm_120: 4);
 
 /// At run time the library compiles only the kernels that it needs.
 #[test]

@@ -431,13 +431,14 @@ fn instructions_are_linear_in_the_layers() {
     if !has("valgrind") {
         return;
     }
-    for (name, _) in KINDS {
+    let check = |name: &str| {
         let [none, few, many] = [2, 3_000, 30_000].map(|layers| instructions(&format!("{name} {layers}")));
         println!("{name}: {} instructions for 3000 layers, {} for 30000", few - none, many - none);
         // It is 10.2 times as many, and varies little: some steps search in trees. A look at each
         // other layer, even if it were one instruction, would make it more than 11.
         assert!(many - none < 11 * (few - none), "{name}: {few} instructions for 3000 layers, {many} for 30000");
-    }
+    };
+    std::thread::scope(|scope| KINDS.into_iter().for_each(|(name, _)| drop(scope.spawn(move || check(name)))));
 }
 
 /// The number of instructions of this program in the test above.

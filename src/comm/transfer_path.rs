@@ -16,7 +16,7 @@ pub enum TransferPath {
     Direct,
     /// The elements moved through staging memory, in pieces.
     Staged,
-    /// Each rank got the inputs of all, and reduced them.
+    /// Each rank got the inputs of all, and made its output of them.
     Exchanged,
     /// A partial result went from machine to machine in rank order, and the result back.
     Chained,

@@ -146,7 +146,8 @@ fn child() {
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
-        let is_fault = ["differing", "ends", "faults", "interrupts", "stuck", "waits", "windows"].contains(&words[0])
+        let roles_of_faults = ["differing", "ends", "faults", "interrupts", "stuck", "waits", "windows"];
+        let is_fault = roles_of_faults.contains(&words[0]) && role != "ends leaving"
             || role.starts_with("graphs differing_")
             || role == "graphs ended"
             || role.starts_with("captures failing ");

@@ -137,6 +137,7 @@ fn windows_dropped_apart(communicator: &Communicator) -> Result<()> {
     let pieces = device_memory();
     communicator.barrier()?;
     drop(first);
+    free_what_was_dropped(communicator);
     communicator.barrier()?;
     let fourth = with_window(communicator)?;
     free_what_was_dropped(communicator);
