@@ -48,8 +48,8 @@ struct SlicedReduction<'a> {
     /// The most elements of a slice.
     slice_len: usize,
     round_count: usize,
-    /// The two machines exchange partial results, which takes the link one step. The last partial
-    /// result is of one rank, or the order of additions changes no bit.
+    /// The two machines send each other partial results, which takes the link one step. The last
+    /// partial result is of one rank, or the order of additions changes no bit.
     is_swapped: bool,
 }
 
