@@ -35,13 +35,16 @@ class Work:
         """
 
     def is_completed(self) -> bool:
-        """Whether the call has ended, well or not. Does not wait."""
+        """Whether the call has ended, well or not. Waits for no other rank."""
 
     def is_success(self) -> bool:
-        """Whether the call has ended well. Does not wait."""
+        """Whether the call has ended well. Waits for no other rank."""
 
     def exception(self) -> Optional[BaseException]:
-        """The error of a call that has ended with one. Does not wait."""
+        """The error of a call that has ended with one. Waits for no other rank."""
+
+    def forget_tensors(self) -> None:
+        """Let go of the tensors of a call on a GPU. The caller keeps them until the GPU does not use them."""
 
     def _source_rank(self) -> Optional[int]:
         """The sender of a message that has been received, by its rank in the group."""
@@ -102,10 +105,16 @@ class Communicator:
     ) -> Optional[Work]:
         """ "all_to_all" or "reduce_scatter" of tensors with different lengths."""
 
-    def messages(self, messages: Sequence[Tuple[bool, Any, Optional[int], int]], async_op: bool = True) -> Work:
+    def messages(
+        self,
+        messages: Sequence[Tuple[bool, Any, Optional[int], int]],
+        async_op: bool = True,
+        on_stream: bool = False,
+    ) -> Work:
         """Begin messages: whether it is sent, the tensor, the other rank (None is any), the tag.
 
-        Without ``async_op`` the work has ended when this returns.
+        Without ``async_op`` the work has ended when this returns. On GPUs the messages are enqueued on the stream of
+        the tensors with ``on_stream``. Otherwise this waits for that stream, and they have one of their own.
         """
 
     def broadcast_tensor_dict(
@@ -137,8 +146,14 @@ class Environment:
     def seed(self) -> int: ...
     def destroy(self) -> None: ...
 
-def connect(exchange: Callable[[bytes], List[bytes]], rank: int, world_size: int, timeout: _Timeout) -> Communicator:
-    """The communicator of processes, for whom ``exchange`` brings each rank the bytes of all."""
+def connect(
+    exchange: Callable[[bytes], List[bytes]],
+    rank: int,
+    world_size: int,
+    timeout: _Timeout,
+    gpu: Optional[int] = None,
+) -> Communicator:
+    """The communicator of processes, for whom ``exchange`` brings each rank the bytes of all; on GPUs if it has one."""
 
 def from_mpi(comm: int, timeout: Optional[_Timeout] = None) -> Communicator:
     """The communicator of the ranks of an ``MPI_Comm``, which is given as a number."""

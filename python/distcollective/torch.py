@@ -1,4 +1,4 @@
-"""A backend of torch.distributed: its groups, on tensors in the host's memory, on one machine or several.
+"""A backend of torch.distributed: its groups, on tensors in the host's memory and on GPUs, on one machine or several.
 
 Importing this registers it::
 
@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -122,17 +123,19 @@ def _call(method):
         first = first[0] if type(first) is list and first else first
         if type(first) is not torch.Tensor or not first.is_cpu:
             first = next(_tensors_in((*arguments, *named.values())), None)
-            if first is not None and not first.is_cpu:
+            if first is not None and first.device.type != self._device_type:
                 return getattr(self._group_on(first.device), name)(*arguments, **named)
         named = {key if key in own_names else _LONG_NAMES.get(key, key): value for key, value in named.items()}
         try:
             if self._unfinished and name not in _MESSAGES:
                 self._finish_on([*arguments, *named.values()])
+            call = method if self._stream is None else self._on_stream(method)
             if not _profiler._is_profiler_enabled:
-                return method(self, *arguments, **named)
+                return call(self, *arguments, **named)
             with _recorded(title, arguments[given]):
-                return method(self, *arguments, **named)
+                return call(self, *arguments, **named)
         except Error as error:
+            self._was_told = True
             raise _told(error) from None
 
     return wrapper
@@ -206,7 +209,7 @@ class _Work(_Torch.Work):
         return self._tensors
 
     def _source_rank(self):
-        self.wait()
+        self._works[0].wait()
         received = self._works[0].received()[0]
         return -1 if received is None else received[0]
 
@@ -265,8 +268,14 @@ os.register_at_fork(after_in_child=_forget_waiters)
 class ProcessGroup(dist.ProcessGroup):
     """A group of torch.distributed."""
 
-    def __init__(self, communicator, store):
-        super().__init__(communicator.rank, communicator.world_size)
+    _device_type = "cpu"
+    #: Of a group on a GPU: the stream of its calls.
+    _stream = None
+    #: The program was told of an error.
+    _was_told = False
+
+    def __init__(self, rank, size, communicator, store):
+        super().__init__(rank, size)
         self._communicator, self._store = communicator, store
         self._name = self._description = ""
         self._coalesced = None
@@ -274,7 +283,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._unfinished = []
         #: See :class:`_Work`.
         self._held = set()
-        #: Torch's groups for the tensors of other devices, by the device's type.
+        #: The groups for the tensors of other devices, by the device's type.
         self._others = {}
         _groups.add(self)
 
@@ -317,9 +326,15 @@ class ProcessGroup(dist.ProcessGroup):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    _device_types = (torch.device("cpu"),)
-    supports_coalescing = supports_time_estimate = False
+    supports_coalescing = supports_time_estimate = _supports_time_estimate = supports_shrinking = False
     supports_splitting = True
+
+    def supports_tensor_alloc(self, device):
+        return False
+
+    @property
+    def _device_types(self):
+        return (torch.device(self._device_type), *map(torch.device, self._others))
 
     @property
     def options(self):
@@ -329,9 +344,12 @@ class ProcessGroup(dist.ProcessGroup):
         return self._store
 
     def eager_connect_single_device(self, device):
-        """Of a group that is bound to a device. Its ranks are connected."""
+        """Connects the ranks of a group that is bound to a device."""
+        if device.type != self._device_type:
+            self._group_on(device).eager_connect_single_device(device)
 
-    perform_nocolor_split = eager_connect_single_device
+    def perform_nocolor_split(self, device):
+        """Of a rank that is not in a group that others make: it need not do anything."""
 
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """A group of some of this group's ranks. The others get None, at once."""
@@ -347,24 +365,34 @@ class ProcessGroup(dist.ProcessGroup):
         return group
 
     def _get_backend(self, device):
-        return self if device.type == "cpu" else self._group_on(device)._get_backend(device)
+        return self if device.type == self._device_type else self._group_on(device)._get_backend(device)
 
     def _group_on(self, device):
-        """The group for tensors on another device, if the name of the backend was "cpu:distcollective,cuda:nccl" or
-        such. Torch takes this group for all devices. The other one is made at the first call on each rank, and its
-        ranks meet through this group's store."""
-        if device.type not in self._others:
-            c10d = dist.distributed_c10d
-            names = c10d._world.pg_backend_config.get(self, "").split(",")
-            backend = dict(name.split(":") for name in names if ":" in name).get(device.type, _NAME)
-            if backend == _NAME:
-                raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
+        """The group for tensors on another device. Torch takes this group for all devices. The name of the backend says
+        which other it is, if it was "cpu:distcollective,cuda:nccl" or such. The ranks of the other group meet at their
+        first call, through this group's store."""
+        c10d = dist.distributed_c10d
+        # Torch may connect the ranks of a group that is bound to a device before it sets the name.
+        names = c10d._world.pg_backend_config.get(self, "").split(",")
+        backend = dict(name.split(":") for name in names if ":" in name).get(device.type, _NAME)
+        group = self._others.get(device.type)
+        if group is not None and isinstance(group, ProcessGroup) == (backend == _NAME):
+            return group
+        if group is not None:
+            self._others.pop(device.type).shutdown()
+        if backend != _NAME:
             ranks, name = dist.get_process_group_ranks(self), f"{self._name} on {device.type}"
             description = self.size(), self.rank(), ranks, f"{device.type}:{backend}", self._store, name
             group, _ = c10d._new_process_group_helper(*description, timeout=self._live().timeout)
             c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-            self._others[device.type] = group
-        return self._others[device.type]
+        elif device.type == "cuda" and torch.cuda.is_available():
+            from ._torch_cuda import CudaGroup
+
+            group = CudaGroup(self.rank(), self.size(), device.index, self._store, self._live().timeout)
+        else:
+            raise RuntimeError(f"the backend {_NAME!r} has no tensors on {device.type}")
+        # Another thread may have been here.
+        return self._others.setdefault(device.type, group)
 
     def _set_default_timeout(self, timeout):
         self._communicator = self._live().with_timeout(timeout)
@@ -387,7 +415,9 @@ class ProcessGroup(dist.ProcessGroup):
         self._held.clear()
         others, self._others = self._others, {}
         for group in others.values():
-            if group in dist.distributed_c10d._world.pg_map:
+            if isinstance(group, ProcessGroup):
+                group.shutdown()
+            elif group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
 
     def _started(self, works, tensors, acts=()):
@@ -430,15 +460,21 @@ class ProcessGroup(dist.ProcessGroup):
                     raise
 
     def _start_coalescing(self, device=None):
-        if device is not None and device.type != "cpu":
+        if device is not None and device.type != self._device_type:
             return self._group_on(device)._start_coalescing(device)
         self._coalesced = []
 
     def _end_coalescing(self, device=None):
-        if device is not None and device.type != "cpu":
+        if device is not None and device.type != self._device_type:
             return self._group_on(device)._end_coalescing(device)
         works, self._coalesced = self._coalesced, None
         return _Work(works, [tensor for work in works for tensor in work._tensors], ())
+
+    @staticmethod
+    def _is_async(options):
+        """Whether the program waits for the call itself. Some options of older versions, and short forms, do not
+        say."""
+        return getattr(options, "asyncOp", True)
 
     # Collectives.
 
@@ -451,7 +487,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._all_reduce(self._live(opts), tensors, opts)
 
     def _all_reduce(self, communicator, tensors, opts):
-        async_op, op = _is_async(opts), _op_of(opts)
+        async_op, op = self._is_async(opts), _op_of(opts)
         works, acts = [], []
         # Tensors that share elements get the reduction of what they were before the call.
         are_copies = len(tensors) > 1 and _share(tensors)
@@ -473,8 +509,9 @@ class ProcessGroup(dist.ProcessGroup):
         """Brings each rank the elements of all, and adds them. This waits for the other ranks."""
         if op != "SUM":
             raise ValueError(f"a sparse tensor has the reduction SUM, and not {op}")
-        own, counts = tensor.coalesce(), torch.empty(self.size(), dtype=torch.int64)
-        communicator.all_gather_into(counts, torch.tensor([own._nnz()]), False)
+        own = tensor.coalesce()
+        counts = own.indices().new_empty(self.size())
+        communicator.all_gather_into(counts, counts.new_tensor([own._nnz()]), False)
 
         def gather_rows(rows):
             padded = rows.new_zeros((int(counts.max()), *rows.shape[1:]))
@@ -489,7 +526,7 @@ class ProcessGroup(dist.ProcessGroup):
     @_call
     def reduce(self, tensors, opts=_Torch.ReduceOptions(), op=dist.ReduceOp.SUM, timeout=None):
         root, op = self._root(opts), _op_of(op if isinstance(opts, int) else opts)
-        communicator, async_op, is_root = self._live(opts, timeout), _is_async(opts), self.rank() == root
+        communicator, async_op, is_root = self._live(opts, timeout), self._is_async(opts), self.rank() == root
         given = [_one(tensors)]
         tensor = _plain(given[0])
         if _is_reduced(op, tensor):
@@ -502,7 +539,8 @@ class ProcessGroup(dist.ProcessGroup):
     @_call
     def broadcast(self, tensors, opts=_Torch.BroadcastOptions(), timeout=None):
         tensor, root = _one(tensors), self._root(opts)
-        return self._started([self._live(opts, timeout).broadcast(_plain(tensor), root, _is_async(opts))], [tensor])
+        work = self._live(opts, timeout).broadcast(_plain(tensor), root, self._is_async(opts))
+        return self._started([work], [tensor])
 
     @_call
     def allgather(self, output_tensors, input_tensors, opts=_Torch.AllgatherOptions(), timeout=None):
@@ -520,7 +558,7 @@ class ProcessGroup(dist.ProcessGroup):
             # The input may be one of the outputs.
             tensor, outputs = _plain(tensor), [*map(_plain, outputs)]
             tensor = tensor.clone() if _overlap([tensor], outputs) else tensor
-            works.append(communicator.call_on_list("all_gather", tensor, outputs, 0, _is_async(opts)))
+            works.append(communicator.call_on_list("all_gather", tensor, outputs, 0, self._is_async(opts)))
         return self._started(works, [output for outputs in lists for output in outputs])
 
     @_call
@@ -532,7 +570,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._gather_into(outputs, inputs, opts)
 
     def _gather_into(self, outputs, inputs, opts):
-        communicator, async_op = self._live(opts), _is_async(opts)
+        communicator, async_op = self._live(opts), self._is_async(opts)
         pairs = _pairs([*map(_plain, outputs)], [*map(_plain, inputs)])
         return self._started([communicator.all_gather_into(*pair, async_op) for pair in pairs], outputs)
 
@@ -549,7 +587,7 @@ class ProcessGroup(dist.ProcessGroup):
         if all(len({block.numel() for block in blocks}) == 1 for blocks in input_tensors):
             inputs = [torch.stack([_plain(block).reshape(-1) for block in blocks]) for blocks in input_tensors]
             return self._reduce_scatter(communicator, output_tensors, inputs, opts)
-        works, acts, (async_op, op) = [], [], (_is_async(opts), _op_of(opts))
+        works, acts, (async_op, op) = [], [], (self._is_async(opts), _op_of(opts))
         for output, blocks in _pairs([*map(_plain, output_tensors)], input_tensors):
             blocks = [*map(_plain, blocks)]
             blocks = [block.clone() for block in blocks] if _overlap(blocks, [output]) else blocks
@@ -571,7 +609,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(self._live(opts), outputs, inputs, opts)
 
     def _reduce_scatter(self, communicator, outputs, inputs, opts):
-        async_op, op = _is_async(opts), _op_of(opts)
+        async_op, op = self._is_async(opts), _op_of(opts)
         works, acts = [], []
         for output, input in _pairs([*map(_plain, outputs)], [*map(_plain, inputs)]):
             if _is_reduced(op, input):
@@ -588,14 +626,14 @@ class ProcessGroup(dist.ProcessGroup):
         input, root = _plain(_one(input_tensors)), self._root(opts)
         outputs = [*map(_plain, _one(output_tensors))] if self.rank() == root and output_tensors else []
         input = input.clone() if _overlap([input], outputs) else input
-        arguments = input, outputs, root, _is_async(opts)
+        arguments = input, outputs, root, self._is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("gather", *arguments)], outputs)
 
     @_call
     def gather_single(self, output, input, opts=_Torch.GatherOptions()):
         root = self._root(opts)
         outputs = list(_plain(output).view(self.size(), input.numel())) if self.rank() == root else []
-        work = self._live(opts).call_on_list("gather", _plain(input), outputs, root, _is_async(opts))
+        work = self._live(opts).call_on_list("gather", _plain(input), outputs, root, self._is_async(opts))
         return self._started([work], [output])
 
     @_call
@@ -604,7 +642,7 @@ class ProcessGroup(dist.ProcessGroup):
         output, root = _plain(_one(output_tensors)), self._root(opts)
         inputs = [*map(_plain, _one(input_tensors))] if self.rank() == root and input_tensors else []
         inputs = [input.clone() for input in inputs] if _overlap(inputs, [output]) else inputs
-        arguments = output, inputs, root, _is_async(opts)
+        arguments = output, inputs, root, self._is_async(opts)
         return self._started([self._live(opts, timeout).call_on_list("scatter", *arguments)], output_tensors)
 
     @_call
@@ -612,7 +650,7 @@ class ProcessGroup(dist.ProcessGroup):
         self, output, input, output_split_sizes, input_split_sizes, opts=_Torch.AllToAllOptions(), timeout=None
     ):
         target, source = _plain(output), _plain(input)
-        communicator, async_op = self._live(opts, timeout), _is_async(opts)
+        communicator, async_op = self._live(opts, timeout), self._is_async(opts)
         sizes = split_sizes(output_split_sizes), split_sizes(input_split_sizes)
         if sizes == (None, None):
             return self._started([communicator.all_to_all(target, source, async_op)], [output])
@@ -626,12 +664,18 @@ class ProcessGroup(dist.ProcessGroup):
             raise ValueError(f"all_to_all: each list has a tensor for each of {n} ranks")
         outputs, inputs = [*map(_plain, output_tensors)], [*map(_plain, input_tensors)]
         inputs = [each.clone() for each in inputs] if _overlap(inputs, outputs) else inputs
-        arguments = outputs, inputs, 0, _is_async(opts)
+        arguments = outputs, inputs, 0, self._is_async(opts)
         return self._started([self._live(opts, timeout).call_on_blocks("all_to_all", *arguments)], output_tensors)
 
     @_call
     def barrier(self, opts=_Torch.BarrierOptions(), timeout=None):
-        return self._started([self._live(opts, timeout).barrier(_is_async(opts))], [])
+        device, ids = getattr(opts, "device", None), opts.device_ids
+        # Older versions set the numbers only.
+        if ids and torch.cuda.is_available():
+            device = torch.device("cuda", ids[0])
+        if device is not None and device.type != "cpu":
+            return self._group_on(device).barrier(opts, timeout)
+        return self._started([self._live(opts, timeout).barrier(self._is_async(opts))], [])
 
     @_call
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
@@ -660,8 +704,11 @@ class ProcessGroup(dist.ProcessGroup):
         if not 0 <= tag < 2**15:
             raise ValueError(f"tag is {tag}; it is 0 to {2**15 - 1}")
         (tensor,) = tensors
+        return self._begun((is_send, _plain(tensor), peer, tag), tensors)
+
+    def _begun(self, message, tensors):
         # Messages have no order among calls.
-        work = self._live().messages([(is_send, _plain(tensor), peer, tag)], async_op=True)
+        work = self._live().messages([message], async_op=True)
         return self._kept(_Work([work], tensors, ()))
 
 
@@ -726,18 +773,13 @@ def _tensors_in(arguments):
             yield from _tensors_in(argument)
 
 
-def _is_async(options):
-    """Whether the program waits for the call itself. Some options of older versions, and short forms, do not say."""
-    return getattr(options, "asyncOp", True)
-
-
 def _op_of(options):
     """The name of a reduction, which is given as options, or by itself."""
     op = getattr(options, "reduceOp", options)
     op = getattr(op, "op", op)
     name = _NAMES.get(op.value)
     if name is None:
-        raise ValueError(f"there is no reduction {op.name} on tensors in the host's memory")
+        raise ValueError(f"there is no reduction {op.name}")
     return name
 
 
@@ -765,7 +807,18 @@ _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 @atexit.register
 def _leave():
     for group in list(_groups):
-        group.shutdown()
+        try:
+            group.shutdown()
+        except Exception as error:
+            _exit(error)
+
+
+def _exit(error):
+    """Ends a process whose tensors are wrong."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        print(f"distcollective: {error}; the process ends: tensors on its GPU are wrong", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _exchange(store, rank, size, timeout):
@@ -800,20 +853,27 @@ def _exchange(store, rank, size, timeout):
     return exchange
 
 
-def _create(store, rank, size, timeout):
+def _connect(store, rank, size, timeout, gpu=None):
     try:
-        exchange = _exchange(store, rank, size, timeout)
-        return ProcessGroup(_core.connect(exchange, rank, size, timeout), store)
+        return _core.connect(_exchange(store, rank, size, timeout), rank, size, timeout, gpu)
     except Error as error:
         raise _told(error) from None
+
+
+def _create(store, rank, size, timeout):
+    return ProcessGroup(rank, size, _connect(store, rank, size, timeout), store)
 
 
 def register():
     """What importing this module does. Newer versions of torch find it by the backend's name, and call it."""
     if _NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(_NAME, _create, devices=["cpu"])
-        # Newer versions attach a recorder to other backends' groups, which are in C++.
-        getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(_NAME)
+        dist.Backend.register_backend(_NAME, _create, devices=["cpu", "cuda"])
+        # Newer versions attach a recorder to groups, which are in C++.
+        attach = getattr(dist.distributed_c10d, "_maybe_attach_flight_recorder", None)
+        if attach is not None:
+            dist.distributed_c10d._maybe_attach_flight_recorder = lambda group, *rest: (
+                None if isinstance(group, ProcessGroup) else attach(group, *rest)
+            )
 
 
 register()

@@ -78,9 +78,13 @@ impl RawMessages {
     /// # Safety
     ///
     /// As [`distcollective::Communicator::enqueue_messages`].
-    pub(super) unsafe fn enqueue(self, communicator: &distcollective::Communicator) -> Result<Pending, Error> {
+    pub(super) unsafe fn enqueue(
+        self,
+        communicator: &distcollective::Communicator,
+        stream: Option<&Stream>,
+    ) -> Result<Pending, Error> {
         // SAFETY: the caller's promise.
-        unsafe { communicator.enqueue_messages(&self.0) }.map(Pending::Messages)
+        unsafe { communicator.enqueue_messages(&self.0, stream) }.map(Pending::Messages)
     }
 }
 

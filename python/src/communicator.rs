@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::addresses::{Addresses, RawMessages, parts};
+use super::cuda;
 use super::errors::call;
 use super::memory::{check_apart, check_distinct, streams_of};
 use super::tensor::{Access, Tensor};
@@ -105,7 +106,7 @@ impl Communicator {
         let work = match space {
             // After what makes the elements, and before what uses them.
             MemorySpace::Cuda(ordinal) => {
-                let stream = one_stream(&tensors)?;
+                let stream = one_stream(py, &tensors, ordinal)?;
                 call(py, || enqueue(&cuda_stream(stream, ordinal)?))?
             }
             _ => call(py, || enqueue(&self.communicator.stream()?))?,
@@ -285,10 +286,11 @@ impl Communicator {
     }
 }
 
-/// The CUDA stream on which a call on tensors runs: the one on which they are made.
-fn one_stream(tensors: &[Tensor]) -> PyResult<usize> {
+/// The CUDA stream on which a call on tensors runs: the one on which they are made, or on which the
+/// program works.
+fn one_stream(py: Python<'_>, tensors: &[Tensor], ordinal: u32) -> PyResult<usize> {
     match streams_of(tensors)[..] {
-        [] => Ok(0),
+        [] => cuda::current_stream(py, ordinal),
         [stream] => Ok(stream),
         [one, other, ..] => Err(PyValueError::new_err(format!(
             "tensors of this call are made on two CUDA streams, {one:#x} and {other:#x}; make them on one, or synchronize"
@@ -489,8 +491,16 @@ impl Communicator {
         unsafe { self.with_blocks(input.py(), Collective::AllToAll, vec![source, destination], blocks, n, async_op) }
     }
 
-    #[pyo3(signature = (messages, async_op = true))]
-    fn messages(&self, py: Python<'_>, messages: Vec<PyMessage<'_>>, async_op: bool) -> PyResult<Work> {
+    /// On GPUs the messages are enqueued on the stream of the tensors, or wait for it and have a
+    /// stream of their own.
+    #[pyo3(signature = (messages, async_op = true, on_stream = false))]
+    fn messages(
+        &self,
+        py: Python<'_>,
+        messages: Vec<PyMessage<'_>>,
+        async_op: bool,
+        on_stream: bool,
+    ) -> PyResult<Work> {
         let mut tensors = Vec::with_capacity(messages.len());
         let mut raw = Vec::with_capacity(messages.len());
         for (is_send, object, peer, tag) in messages {
@@ -505,10 +515,20 @@ impl Communicator {
             tensors.push(tensor);
         }
         check_distinct(&tensors)?;
-        self.synchronize(py, &tensors)?;
+        let stream = match self.communicator.space() {
+            MemorySpace::Cuda(ordinal) if on_stream => Some((one_stream(py, &tensors, ordinal)?, ordinal)),
+            _ => None,
+        };
+        if stream.is_none() {
+            self.synchronize(py, &tensors)?;
+        }
         let raw = RawMessages(raw);
-        // SAFETY: the addresses are those of the tensors, which the work keeps until it has ended.
-        let pending = call(py, || unsafe { raw.enqueue(&self.communicator) })?;
+        let pending = call(py, || {
+            let stream = stream.map(|(stream, ordinal)| cuda_stream(stream, ordinal)).transpose()?;
+            // SAFETY: the addresses are those of the tensors, which the work keeps until it has
+            // ended.
+            unsafe { raw.enqueue(&self.communicator, stream.as_ref()) }
+        })?;
         let work = Work::new(pending, tensors);
         if !async_op {
             self.finish(py, &work)?;

@@ -31,9 +31,9 @@ fn stream_of_torch(py: Python<'_>, ordinal: u32) -> PyResult<usize> {
 
 /// The stream on which the program works with a GPU: torch's current one if the program has used
 /// torch there, else CUDA's default stream.
-pub(super) fn current_stream(py: Python<'_>, ordinal: i32) -> PyResult<usize> {
+pub(super) fn current_stream(py: Python<'_>, ordinal: u32) -> PyResult<usize> {
     let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?.cast_into::<PyDict>()?;
-    if let (Some(torch), Ok(ordinal)) = (modules.get_item("torch")?, u32::try_from(ordinal)) {
+    if let Some(torch) = modules.get_item("torch")? {
         let is_used = torch.getattr(intern!(py, "cuda"))?.call_method0(intern!(py, "is_initialized"))?;
         if is_used.is_truthy()? {
             return stream_of_torch(py, ordinal);

@@ -61,7 +61,7 @@ pub(super) fn describe(object: &Bound<'_, PyAny>) -> PyResult<Description> {
     let device: Option<(i32, i32)> =
         object.getattr_opt(intern!(py, "__dlpack_device__"))?.map(|device| device.call0()?.extract()).transpose()?;
     let stream = match device {
-        Some((CUDA, ordinal)) => Some(cuda::current_stream(py, ordinal)?),
+        Some((CUDA, ordinal)) => Some(cuda::current_stream(py, ordinal.try_into().unwrap_or_default())?),
         _ => None,
     };
     let given = PyDict::new(py);

@@ -136,14 +136,17 @@ pub(super) fn in_process(
 /// What the library's error says if a function of Python's has raised another.
 const NOT_EXCHANGED: &str = "the ranks could not exchange bytes";
 
-/// The communicator of processes that exchange bytes by a function of Python's.
+/// The communicator of processes that exchange bytes by a function of Python's. With the number of
+/// a GPU it is one of the backend NCCL.
 #[pyfunction]
+#[pyo3(signature = (exchange, rank, world_size, timeout, gpu = None))]
 pub(super) fn connect(
     py: Python<'_>,
     exchange: Py<PyAny>,
     rank: u32,
     world_size: u32,
     timeout: Timeout,
+    gpu: Option<u32>,
 ) -> PyResult<Communicator> {
     interrupt::install(py)?;
     let raised = Mutex::new(None);
@@ -154,7 +157,10 @@ pub(super) fn connect(
             Error::new(ErrorKind::System, NOT_EXCHANGED)
         })
     };
-    let builder = distcollective::Communicator::builder().rank(rank).world_size(world_size);
+    let mut builder = distcollective::Communicator::builder().rank(rank).world_size(world_size);
+    if let Some(gpu) = gpu {
+        builder = builder.backend(BackendKind::Nccl).device(gpu);
+    }
     call(py, || {
         // SAFETY: torch's store is trusted, as SECURITY.md says.
         let connected = unsafe { builder.timeout(timeout.0).connect_by(exchange) };

@@ -1,6 +1,7 @@
 //! Calls that go on after they return: torch.distributed's `Work`.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,8 @@ pub(super) struct Work {
     /// Held by a thread that waits, without the interpreter. So a thread with the interpreter only
     /// tries to lock it.
     state: Mutex<State>,
+    /// The thread that holds it asks whether the work has ended, and waits for no other rank.
+    is_asked: AtomicBool,
     process: u32,
 }
 
@@ -119,14 +122,15 @@ impl State {
 
     /// The tensors of work that has ended, or whose end was noted before: see [`end`](Self::end).
     /// `None` if it goes on. Does not wait.
-    fn poll(&mut self) -> Option<Vec<Tensor>> {
+    fn poll(&mut self, py: Python<'_>) -> Option<Vec<Tensor>> {
         match self.pending.take() {
             None => Some(Vec::new()),
             Some(pending) if !pending.is_done() => {
                 self.pending = Some(pending);
                 None
             }
-            Some(pending) => match pending.wait(Duration::ZERO) {
+            // After an error this may wait for the GPU.
+            Some(pending) => match py.detach(|| pending.wait(Duration::ZERO)) {
                 ControlFlow::Break(result) => Some(self.end(result)),
                 ControlFlow::Continue(pending) => {
                     self.pending = Some(pending);
@@ -144,7 +148,7 @@ impl Work {
     pub(super) fn new(pending: Pending, tensors: Vec<Tensor>) -> Self {
         free_ended();
         let state = State { pending: Some(pending), tensors, result: Ok(Vec::new()) };
-        Work { state: Mutex::new(state), process: std::process::id() }
+        Work { state: Mutex::new(state), is_asked: AtomicBool::new(false), process: std::process::id() }
     }
 
     /// The state, unless another thread waits for the work.
@@ -168,11 +172,21 @@ impl Work {
         }
     }
 
-    /// The result of work that has ended. Does not wait.
+    /// The result of work that has ended. Waits for no other rank.
     fn result(&self, py: Python<'_>) -> PyResult<Option<Result<Sources, Error>>> {
         self.check_process(py)?;
-        let Some(mut state) = self.try_state() else { return Ok(None) };
-        let Some(tensors) = state.poll() else { return Ok(None) };
+        let mut state = loop {
+            match self.try_state() {
+                Some(state) => break state,
+                None if self.is_asked.load(Ordering::Relaxed) => py.detach(|| std::thread::sleep(PAUSE)),
+                None => return Ok(None),
+            }
+        };
+        // Other threads look at it with the interpreter, which this one has now.
+        self.is_asked.store(true, Ordering::Relaxed);
+        let polled = state.poll(py);
+        self.is_asked.store(false, Ordering::Relaxed);
+        let Some(tensors) = polled else { return Ok(None) };
         let result = state.result.clone();
         drop(state);
         drop(tensors);
@@ -232,6 +246,12 @@ impl Work {
         let deadline =
             timeout.filter(|timeout| !timeout.0.is_zero()).and_then(|timeout| Instant::now().checked_add(timeout.0));
         self.wait_until(py, deadline).map(|()| true)
+    }
+
+    /// Lets go of the tensors of a call on a GPU, which the caller keeps then.
+    fn forget_tensors(&self) {
+        let tensors = self.try_state().map(|mut state| std::mem::take(&mut state.tensors));
+        drop(tensors);
     }
 
     /// Whether the call has ended, well or not.

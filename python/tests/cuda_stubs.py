@@ -3,6 +3,9 @@
 Each has the functions that torch's libraries want of it, all of which answer with CUDA's error 100: there is no GPU.
 
 Example: python cuda_stubs.py .../site-packages/torch FOLDER
+
+With the folders of the stand-ins (tests/fake_gpu) and of CUDA's headers there is a subfolder ``gpu`` too. With that one
+first in LD_LIBRARY_PATH, torch has eight GPUs, which have memory, streams, events and graphs, and none of its kernels.
 """
 
 import collections
@@ -33,7 +36,7 @@ def wanted(torch):
             # A version bears the name of its library, but for NVSHMEM's.
             if version in (library, library.startswith("libnvshmem") and "NVSHMEM"):
                 versions[version].add(name)
-            elif not version and library.startswith("libnccl") and re.match("_*(cu|nccl|nv)", name):
+            elif not version and library.startswith("libcublas.") and re.match("_*(cu|nccl|nv)", name):
                 versions[""].add(name)
     return libraries
 
@@ -44,7 +47,7 @@ def make(library, versions, folder):
         for name in sorted(names):
             # What registers kernels gives an address, to which the caller writes.
             value = "memory" if name.endswith("RegisterFatBinary") else "(void *)100"
-            lines.append(f"void *{name}(void) {{ return {value}; }}")
+            lines.append(f"__attribute__((weak)) void *{name}(void) {{ return {value}; }}")
         if version:
             script.append(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};")
     (folder / f"{library}.c").write_text("\n".join(lines))
@@ -54,8 +57,25 @@ def make(library, versions, folder):
     subprocess.run(command, check=True)
 
 
+def make_runtime(folder, stand_ins, headers):
+    """CUDA's runtime on the stand-in for the driver. It is beside links to the stand-ins."""
+    gpu, fake_gpu = folder / "gpu", Path(__file__).parents[2] / "tests" / "fake_gpu"
+    gpu.mkdir(exist_ok=True)
+    for name in ("libcuda.so.1", "libnccl.so.2"):
+        (gpu / name).unlink(missing_ok=True)
+        (gpu / name).symlink_to(stand_ins / name)
+    (stubs,) = folder.glob("libcudart.so.*.c")
+    name, rest = stubs.stem, stubs.with_suffix(".o")
+    subprocess.run(["cc", "-w", "-fno-builtin", "-fPIC", "-c", "-o", rest, stubs], check=True)
+    command = ["g++", "-std=c++17", "-w", "-shared", "-fPIC", "-o", gpu / name, rest, fake_gpu / "cudart.cc"]
+    command += [f"-I{headers}", f"-Wl,-soname,{name}", f"-Wl,--version-script={stubs.with_suffix('.map')}"]
+    subprocess.run([*command, f"-L{stand_ins}", "-l:libcuda.so.1", "-ldl"], check=True)
+
+
 if __name__ == "__main__":
-    torch, folder = map(Path, sys.argv[1:])
+    torch, folder, *of_gpus = map(Path, sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
     for library, versions in wanted(torch).items():
         make(library, versions, folder)
+    if of_gpus:
+        make_runtime(folder, *of_gpus)

@@ -12,7 +12,7 @@ use crate::rank::Rank;
 /// |---|---|---|
 /// | threads of this process | [`backend`](Self::backend) | [`spawn`](Self::spawn), [`in_process`](Self::in_process) |
 /// | processes of one machine and one user | [`job`](Self::job), `world_size`, `rank` | [`connect`](Self::connect) |
-/// | processes that exchange bytes | `world_size`, `rank` | [`connect_by`](Self::connect_by) |
+/// | processes that exchange bytes | `world_size`, `rank`; on GPUs `backend`, `device` | [`connect_by`](Self::connect_by) |
 /// | threads or processes with a GPU each | [`nccl`](Self::nccl), `world_size`, `rank`, `device` | [`connect`](Self::connect) |
 ///
 /// ```
@@ -45,12 +45,12 @@ use crate::rank::Rank;
 #[derive(Clone, Debug, Default)]
 #[must_use = "there is no communicator until `connect`, `spawn` or `in_process` is called"]
 pub struct CommunicatorBuilder {
-    pub(super) backend: Option<BackendKind>,
+    pub(crate) backend: Option<BackendKind>,
     pub(super) job: Option<String>,
     pub(super) id: Option<NcclId>,
     pub(super) world_size: Option<u32>,
     pub(super) rank: Option<Rank>,
-    pub(super) device: Option<u32>,
+    pub(crate) device: Option<u32>,
     pub(super) control: Option<Communicator>,
     pub(super) timeout: Option<Duration>,
     pub(crate) determinism: Determinism,

@@ -136,20 +136,25 @@ impl Communicator {
         GroupRank(self.rank().0)
     }
 
-    /// Checks that the buffers that a call uses on this rank are in memory that the backend reaches
-    /// from the stream.
-    pub(super) fn check_spaces(&self, request: &Request<'_>, [input_bytes, output_bytes]: [usize; 2]) -> Result<()> {
-        let Request { input, output, stream, .. } = request;
-        let own = self.space();
-        match (stream.map(|stream| stream.device().ordinal()), own) {
+    /// Checks that a CUDA stream is one of the communicator's GPU.
+    pub(super) fn check_stream(&self, stream: Option<&Arc<CudaStream>>) -> Result<()> {
+        match (stream.map(|stream| stream.device().ordinal()), self.space()) {
             (Some(_), MemorySpace::Host) => {
                 bail!(Unsupported, "a CUDA stream is for communicators on GPUs, and this one is on the host")
             }
             (Some(stream), own) if own != MemorySpace::Cuda(stream) => {
                 bail!(InvalidArgument, "the stream is one of GPU {stream}, and the communicator on {own}")
             }
-            _ => {}
+            _ => Ok(()),
         }
+    }
+
+    /// Checks that the buffers that a call uses on this rank are in memory that the backend reaches
+    /// from the stream.
+    pub(super) fn check_spaces(&self, request: &Request<'_>, [input_bytes, output_bytes]: [usize; 2]) -> Result<()> {
+        let Request { input, output, stream, .. } = request;
+        let own = self.space();
+        self.check_stream(*stream)?;
         for (name, address, byte_len) in [("input", input, input_bytes), ("output", output, output_bytes)] {
             if byte_len == 0 || address.space == own {
                 continue;

@@ -244,7 +244,9 @@ impl CommunicatorBuilder {
     /// The rank, the number of ranks and the timeout of [`connect_by`](Self::connect_by).
     pub(crate) fn place_to_connect_by(&self) -> Result<(Rank, u32, Duration)> {
         interrupt::check_may_wait()?;
-        self.check_backend()?;
+        if !matches!(self.backend, Some(BackendKind::Nccl | BackendKind::Auto)) {
+            self.check_backend()?;
+        }
         if self.job.is_some() || self.id.is_some() {
             bail!(InvalidArgument, "connect_by finds the ranks by what they exchange; job and nccl are for connect");
         }

@@ -7,7 +7,7 @@ use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use super::agreement::{AgreedSetup, RankInfo};
-use super::connect_by::connect_over_ucx;
+use super::connect_by::{connect_agreed, share_id};
 use super::discovery::{CallerValues, Discovery, Launcher, System, discover};
 use super::endpoint::Endpoint;
 use super::groups::NamedGroups;
@@ -17,11 +17,9 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{
-    BackendKind, Communicator, DEFAULT_TIMEOUT, LinkEngine, NcclId, connect_machines, exchange, timeout_or,
-};
+use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, LinkEngine, connect_machines, exchange, timeout_or};
 use crate::cuda;
-use crate::error::{Result, bail, error};
+use crate::error::{Result, bail};
 use crate::handshake::Participant;
 use crate::mpi::{self, Launched};
 use crate::rank::Rank;
@@ -225,13 +223,10 @@ impl EnvironmentBuilder {
             let left = deadline.saturating_duration_since(Instant::now());
             Communicator::builder().world_size(world_size).rank(rank).timeout(left)
         };
-        let connect_host = |job: &str| builder().job(job).connect();
-        // `host`, if there is one, tells ranks which rank fails.
-        let connect_nccl = |id: &NcclId, host| builder().nccl(id).device(ordinal()).control(host).connect();
         let info = RankInfo::of_this_process(self.backend, self.seed.unwrap_or(DEFAULT_SEED), ordinal, local_rank);
         let endpoint = match &discovery.rendezvous {
             None => {
-                let host = connect_host(job).map_err(|error| discovery.explain_late(error))?;
+                let host = builder().job(job).connect().map_err(|error| discovery.explain_late(error))?;
                 let agreement = host.exchange(Purpose::INITIALIZE, &info, deadline)?;
                 let agreement = AgreedSetup::of_ranks(&agreement, BackendKind::Ucx)?;
                 match agreement.backend {
@@ -244,7 +239,8 @@ impl EnvironmentBuilder {
                     _ => {}
                 }
                 let id = share_id(rank, |bytes| host.exchange_bytes(Purpose::INITIALIZE, bytes, deadline))?;
-                return Ok((connect_nccl(&id, Some(host))?, agreement));
+                // The host tells ranks which rank fails.
+                return Ok((builder().nccl(&id).device(ordinal()).control(Some(host)).connect()?, agreement));
             }
             Some(endpoint) => endpoint,
         };
@@ -263,11 +259,6 @@ impl EnvironmentBuilder {
         let between_machines = if over_mpi { BackendKind::Mpi } else { BackendKind::Ucx };
         let agreement = AgreedSetup::of_ranks(&infos, between_machines)?;
         let job = format!("{job} {}", rendezvous.nonce());
-        if agreement.backend == BackendKind::Ucx {
-            let exchange_bytes = |bytes: &[u8]| rendezvous.exchange(bytes, deadline);
-            let communicator = connect_over_ucx(&agreement, &job, rank, deadline, exchange_bytes)?;
-            return Ok((communicator, agreement));
-        }
         if agreement.backend == BackendKind::Mpi {
             // Before a rank waits in MPI for the others, each can use it.
             let can_use = mpi::check().map(|()| Vec::new()).map_err(|error| error.to_string());
@@ -277,14 +268,8 @@ impl EnvironmentBuilder {
             let communicator = connect_machines(engine, &job, rank, agreement.machines.clone(), deadline)?;
             return Ok((communicator, agreement));
         }
-        let host = agreement.is_one_machine().then(|| connect_host(&job)).transpose()?;
-        let communicator = match (agreement.backend, host) {
-            (BackendKind::Host, Some(host)) => host,
-            (_, host) => {
-                let id = share_id(rank, |bytes| rendezvous.exchange(bytes, deadline))?;
-                connect_nccl(&id, host)?
-            }
-        };
+        let exchange_bytes = |bytes: &[u8]| rendezvous.exchange(bytes, deadline);
+        let communicator = connect_agreed(&agreement, &job, rank, ordinal, deadline, exchange_bytes)?;
         Ok((communicator, agreement))
     }
 
@@ -309,16 +294,6 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("not shown")
     }
-}
-
-/// Brings an id that rank 0 makes to every rank.
-fn share_id(rank: Rank, exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<NcclId> {
-    let id = if rank == Rank(0) { NcclId::new().map(Some) } else { Ok(None) };
-    // If rank 0 fails, it gives no bytes, so that every rank returns an error.
-    let own = id.as_ref().map_or(&[][..], |id| id.as_ref().map_or(&[][..], NcclId::as_bytes));
-    let all = exchange(own)?;
-    id?;
-    NcclId::from_bytes(&all[0]).map_err(|e| error!(System, "rank 0 could not make an id").with_source(e))
 }
 
 #[cfg(test)]

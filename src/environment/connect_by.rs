@@ -3,8 +3,10 @@
 use std::time::Instant;
 
 use super::agreement::{AgreedSetup, RankInfo};
-use crate::comm::{BackendKind, Communicator, CommunicatorBuilder, LinkEngine, connect_machines, exchange, ucx_link};
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::comm::{
+    BackendKind, Communicator, CommunicatorBuilder, LinkEngine, NcclId, connect_machines, exchange, ucx_link,
+};
+use crate::error::{Error, ErrorKind, Result, bail, error};
 use crate::handshake::random_text;
 use crate::rank::Rank;
 use crate::util::deadline_after;
@@ -14,8 +16,9 @@ use crate::util::text::{count_of, list_ranks};
 const PROTOCOL: &[u8] = b"distcollective meeting 1 ";
 
 impl CommunicatorBuilder {
-    /// Connects this rank to the others without GPUs, also between machines: on the host backend if
-    /// all are on one machine, else with UCX between the machines. Collective.
+    /// Connects this rank to the others, also between machines. Without GPUs that is the host
+    /// backend, with UCX between machines. With the [backend](Self::backend) NCCL the rank has the
+    /// GPU of [`device`](Self::device). Collective.
     ///
     /// `exchange_bytes` gets bytes of this rank, and returns those of every rank, in rank order: a
     /// store that all ranks reach can bring them. All ranks call it equally often, at most three
@@ -44,7 +47,8 @@ impl CommunicatorBuilder {
     ///
     /// - Those of [`connect`](Self::connect) with a job's name, except for the name.
     /// - `Disagreement`: a rank has another version of this library.
-    /// - `Unsupported`: there are several machines, and a rank has no UCX. Every rank gets it.
+    /// - `Unsupported`: there are several machines, and a rank has no UCX; NCCL cannot be used on
+    ///   every rank. Every rank gets it.
     /// - Those of `exchange_bytes`.
     pub unsafe fn connect_by(
         self,
@@ -65,27 +69,47 @@ impl CommunicatorBuilder {
             }
             Ok(all.into_iter().map(|bytes| bytes[PROTOCOL.len()..].to_vec()).collect())
         };
-        // No seed, and no GPU, which ranks choose by local ranks: any that differ will do.
-        let info = RankInfo::of_this_process(BackendKind::Host, 0, || 0, rank.0);
+        let ordinal = self.device.unwrap_or(0);
+        // No seed. The GPU is given, so any local ranks that differ will do.
+        let info = RankInfo::of_this_process(self.backend.unwrap_or(BackendKind::Host), 0, || ordinal, rank.0);
         let told = exchange(&(info, random_text::<16>()?), |rank| rank, &mut exchange_bytes)?;
         let (infos, names): (Vec<RankInfo>, Vec<String>) = told.into_iter().unzip();
         let (agreement, job) = (AgreedSetup::of_ranks(&infos, BackendKind::Ucx)?, &names[0]);
-        let communicator = match agreement.backend {
-            BackendKind::Ucx => {
-                connect_over_ucx(&agreement, job, rank, deadline, exchange_bytes)?.with_determinism(self.determinism)
-            }
-            _ => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.job(job).timeout(left).connect()?
-            }
-        };
-        Ok(communicator.with_timeout(timeout))
+        let communicator = connect_agreed(&agreement, job, rank, || ordinal, deadline, exchange_bytes)?;
+        Ok(communicator.with_determinism(self.determinism).with_timeout(timeout))
     }
 }
 
-/// Connects ranks that have agreed on UCX, and exchange their addresses first. No other ranks have
-/// the same `job`. If one cannot connect, all get its error.
-pub(super) fn connect_over_ucx(
+/// Connects ranks that have agreed on a backend other than MPI. No other ranks have the same `job`.
+/// `ordinal` gives the number of the rank's GPU.
+pub(super) fn connect_agreed(
+    agreement: &AgreedSetup,
+    job: &str,
+    rank: Rank,
+    ordinal: impl FnOnce() -> u32,
+    deadline: Instant,
+    exchange_bytes: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>>,
+) -> Result<Communicator> {
+    if agreement.backend == BackendKind::Ucx {
+        return connect_over_ucx(agreement, job, rank, deadline, exchange_bytes);
+    }
+    let builder = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        Communicator::builder().world_size(agreement.machines.len() as u32).rank(rank).timeout(left)
+    };
+    let host = agreement.is_one_machine().then(|| builder().job(job).connect()).transpose()?;
+    match (agreement.backend, host) {
+        (BackendKind::Host, Some(host)) => Ok(host),
+        (_, host) => {
+            let id = share_id(rank, exchange_bytes)?;
+            builder().nccl(&id).device(ordinal()).control(host).connect()
+        }
+    }
+}
+
+/// Connects ranks that have agreed on UCX, and exchange their addresses first. If one cannot
+/// connect, all get its error.
+fn connect_over_ucx(
     agreement: &AgreedSetup,
     job: &str,
     rank: Rank,
@@ -105,4 +129,14 @@ pub(super) fn connect_over_ucx(
         }
         (Err(_), Err(error)) | (Err(error), Ok(_)) => Err(error),
     }
+}
+
+/// Brings an id that rank 0 makes to every rank.
+pub(super) fn share_id(rank: Rank, exchange: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<NcclId> {
+    let id = if rank == Rank(0) { NcclId::new().map(Some) } else { Ok(None) };
+    // If rank 0 fails, it gives no bytes, so that every rank returns an error.
+    let own = id.as_ref().map_or(&[][..], |id| id.as_ref().map_or(&[][..], NcclId::as_bytes));
+    let all = exchange(own)?;
+    id?;
+    NcclId::from_bytes(&all[0]).map_err(|e| error!(System, "rank 0 could not make an id").with_source(e))
 }

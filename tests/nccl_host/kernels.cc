@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "fake_gpu.h"
+#include "../fake_gpu/fake_gpu.h"
 
 // The meetings of ranks and the arithmetic are those of the fake NCCL.
 namespace fake {

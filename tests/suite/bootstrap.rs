@@ -1,13 +1,12 @@
 //! How the processes of a communicator find each other, and what ends that.
 
-use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use distcollective::comm::{BackendKind, CommunicatorBuilder, NcclId};
 use distcollective::{Communicator, ErrorKind, ReduceOperation, Result};
 
 use crate::processes::new_job;
-use crate::ranks::DEADLINE;
+use crate::ranks::{DEADLINE, Exchange};
 
 pub fn rank_builder(job: &str, world_size: u32, rank: u32) -> CommunicatorBuilder {
     Communicator::builder().job(job).world_size(world_size).rank(rank).timeout(Duration::from_millis(400))
@@ -105,18 +104,11 @@ fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
 
 #[test]
 fn ranks_meet_by_what_they_exchange() {
-    let (barrier, told) = (Barrier::new(3), Mutex::new(vec![Vec::new(); 3]));
-    let exchange = |rank: usize, own: &[u8]| {
-        told.lock().expect("no panic")[rank] = own.to_vec();
-        barrier.wait();
-        let all = told.lock().expect("no panic").clone();
-        barrier.wait();
-        Ok(all)
-    };
+    let exchange = &Exchange::new(3);
     let sum_of = |rank: usize| {
         let builder = Communicator::builder().world_size(3).rank(rank as u32).timeout(DEADLINE);
         // SAFETY: each rank gets what the others have given.
-        let communicator = unsafe { builder.connect_by(|own| exchange(rank, own)) }.expect("all come");
+        let communicator = unsafe { builder.connect_by(|own| exchange.bring(rank, own)) }.expect("all come");
         assert_eq!((communicator.backend(), communicator.timeout()), (BackendKind::Host, DEADLINE));
         let mut x = [rank as u32];
         communicator.all_reduce(&mut x, ReduceOperation::Sum).expect("a sum");

@@ -32,7 +32,7 @@ use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
 use crate::eager;
-use crate::ranks::{DEADLINE, on_communicators, patient, wait_all};
+use crate::ranks::{DEADLINE, Exchange, on_communicators, patient, wait_all};
 use crate::uneven;
 use crate::wire_types::{differences_of_layers_are_errors, make_long_calls};
 
@@ -143,6 +143,7 @@ fn child() {
         }),
         ["waits", ref name @ ..] => waits::play(&name.join(" "), ranks),
         ["eager"] => on_gpus(ranks, |communicator| eager_calls(&communicator)),
+        ["meeting"] => meets_by_what_ranks_exchange(ranks),
         _ => panic!("{role} is no role"),
     }
     if !is_on_gpu() && words[0] != "libraries" {
@@ -400,6 +401,39 @@ fn refuses_the_stream_of_another_gpu(communicator: &Communicator) -> Result<()> 
     let error = work.map(drop).expect_err("a stream of another GPU").to_string();
     assert!(error.contains(&format!("the stream is one of GPU {}", ordinal ^ 1)), "{error}");
     Ok(())
+}
+
+/// Ranks on GPUs meet by bytes that they exchange. Those that ask for other backends are told.
+fn meets_by_what_ranks_exchange(ranks: u32) {
+    let exchange = &Exchange::new(ranks as usize);
+    let connect = |rank: u32, backend| {
+        let builder = Communicator::builder().world_size(ranks).rank(rank).timeout(patient(TIMEOUT));
+        // SAFETY: each rank gets what the others have given.
+        unsafe { builder.backend(backend).device(rank).connect_by(|own| exchange.bring(rank as usize, own)) }
+    };
+    std::thread::scope(|scope| {
+        for rank in 0..ranks {
+            scope.spawn(move || {
+                let communicator = connect(rank, BackendKind::Nccl).expect("all come");
+                assert_eq!(communicator.space(), MemorySpace::Cuda(rank));
+                let mut x = [rank + 1];
+                communicator.all_reduce(&mut x, ReduceOperation::Sum).expect("a sum");
+                assert_eq!(x, [(1..=ranks).sum::<u32>()]);
+                // They are on one machine, where they have a control communicator.
+                communicator.monitored_barrier(patient(TIMEOUT)).expect("all come");
+                let mixed = connect(rank, if rank == 0 { BackendKind::Nccl } else { BackendKind::Auto });
+                let error = mixed.map(drop).expect_err("ranks differ").to_string();
+                assert!(error.starts_with("ranks want different backends: rank 0 asks for \"nccl\""), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_on_gpus_meet_by_what_they_exchange() {
+    if !needs_more_gpus(2) {
+        Child::new("meeting", 2).passes();
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@ use std::any::Any;
 use std::io::{Read, Write};
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use distcollective::Communicator;
+use distcollective::{Communicator, Result};
 
 /// The deadline of a test with several ranks.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -15,6 +15,26 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 /// A deadline, longer if `DCL_TEST_PATIENCE` says so.
 pub fn patient(deadline: Duration) -> Duration {
     deadline * test_support::patience()
+}
+
+/// Brings each of some ranks the bytes of all, for `CommunicatorBuilder::connect_by`.
+pub struct Exchange {
+    barrier: Barrier,
+    told: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Exchange {
+    pub fn new(ranks: usize) -> Self {
+        Exchange { barrier: Barrier::new(ranks), told: Mutex::new(vec![Vec::new(); ranks]) }
+    }
+
+    pub fn bring(&self, rank: usize, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.told.lock().expect("no panic")[rank] = own.to_vec();
+        self.barrier.wait();
+        let all = self.told.lock().expect("no panic").clone();
+        self.barrier.wait();
+        Ok(all)
+    }
 }
 
 /// Runs `body` on `n` ranks that are threads, and gives what each returns, in rank order.

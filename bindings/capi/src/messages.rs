@@ -74,7 +74,7 @@ impl CMessage {
         let (communicator, message, output) = (communicator.get()?, self.to_raw()?, work.check("work")?);
         // SAFETY: the header requires memory that is long enough, and that the caller leaves alone
         // until the work is done.
-        let work = unsafe { communicator.communicator.enqueue_messages(&[message])? };
+        let work = unsafe { communicator.communicator.enqueue_messages(&[message], None)? };
         output.set(CWork::handle(AnyWork::Messages(work)));
         Ok(())
     }
@@ -153,7 +153,7 @@ extern "C" fn dcl_batch_isend_irecv(
         let messages = messages.structures("messages", nb_messages)?;
         let messages = messages.into_iter().map(CMessage::to_raw).collect::<Result<Vec<_>>>()?;
         // SAFETY: as in `CMessage::begin`.
-        let work = unsafe { communicator.communicator.enqueue_messages(&messages)? };
+        let work = unsafe { communicator.communicator.enqueue_messages(&messages, None)? };
         output.set(CWork::handle(AnyWork::Messages(work)));
         Ok(())
     })

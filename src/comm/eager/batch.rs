@@ -64,7 +64,7 @@ impl Message {
 ///     // SAFETY: the array has two elements and outlives the calls.
 ///     unsafe {
 ///         communicator.execute_message(&message)?;
-///         communicator.enqueue_messages(&[message])?.wait()?;
+///         communicator.enqueue_messages(&[message], None)?.wait()?;
 ///     }
 ///     Ok(())
 /// })?;
@@ -189,11 +189,12 @@ impl Communicator {
             self.message(message.dst, message.src, message.tag, raw)
         });
         let requests = requests.collect();
-        self.begin(call_name(messages.iter().map(|message| message.dst)), messages, requests)
+        self.begin(call_name(messages.iter().map(|message| message.dst)), messages, requests, None)
     }
 
     /// [`batch_isend_irecv`](Self::batch_isend_irecv) on raw addresses, in the memory of the
-    /// communicator ([`space`](Self::space)).
+    /// communicator ([`space`](Self::space)). On GPUs the messages are enqueued on `stream`, a CUDA
+    /// stream; without one, on a stream of the communicator's.
     ///
     /// # Safety
     ///
@@ -204,10 +205,15 @@ impl Communicator {
     /// # Errors
     ///
     /// Those of [`isend`](Self::isend). `InvalidBuffer`: an address is null or not aligned to the
-    /// element; the elements are more than memory can hold.
-    pub unsafe fn enqueue_messages(&self, messages: &[RawMessage]) -> Result<Work<Messages>> {
-        let requests = messages.iter().map(|message| self.request_of_raw(message)).collect();
-        Ok(self.begin(call_name(messages.iter().map(|message| message.dst)), Vec::new(), requests)?)
+    /// element; the elements are more than memory can hold. `InvalidArgument`, `Unsupported`: the
+    /// stream is not one of this communicator's GPU.
+    pub unsafe fn enqueue_messages(&self, messages: &[RawMessage], stream: Option<&Stream>) -> Result<Work<Messages>> {
+        let name = call_name(messages.iter().map(|message| message.dst));
+        let requests = match self.check_stream(stream.and_then(Stream::as_cuda)) {
+            Ok(()) => messages.iter().map(|message| self.request_of_raw(message)).collect(),
+            Err(error) => Err(error),
+        };
+        Ok(self.begin(name, Vec::new(), requests, stream)?)
     }
 
     /// [`send`](Self::send) or [`recv`](Self::recv) on a raw address, in the memory of the
@@ -250,6 +256,7 @@ impl Communicator {
         name: &'static str,
         messages: Vec<Message>,
         requests: Result<Vec<MessageRequest>>,
+        stream: Option<&Stream>,
     ) -> Result<Work<Messages>, EnqueueError<Vec<Message>>> {
         let check = |requests: &Vec<MessageRequest>| {
             requests.iter().try_for_each(|request| self.check_message_space(request, false))?;
@@ -264,7 +271,11 @@ impl Communicator {
         let begin = |call| Messages { messages, call: Some(call), received };
         let call = |requests| MessageCall { communicator: self.clone(), name, requests, deadline };
         Ok(match self.backend.default_stream() {
-            Some(stream) => self.submit(begin(call(requests)), &Stream::of_cuda(stream)),
+            Some(own) => {
+                let own = Stream::of_cuda(own);
+                let stream = stream.filter(|stream| stream.as_cuda().is_some()).unwrap_or(&own);
+                self.submit(begin(call(requests)), stream)
+            }
             None => self.start_messages(begin(call(Vec::new())), requests, deadline),
         })
     }

@@ -191,6 +191,15 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return is_device(device) ? LOCKED(retain(context, device)) : CUDA_ERROR_INVALID_DEVICE;
 }
 
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
+    ENTER(INITIALIZED);
+    if (!is_device(device))
+        return CUDA_ERROR_INVALID_DEVICE;
+    *flags = 0;
+    *is_active = LOCKED(primaries[device] != NULL && context_is_alive(primaries[device]));
+    return CUDA_SUCCESS;
+}
+
 /* Contexts that have gone stay in memory: streams, events and memory that outlive them point
  * there. */
 static struct context *gone;

@@ -231,14 +231,15 @@ fn messages_on_raw_addresses() {
         };
         let messages = [raw(&mut sent, Some(other), Source::Any), raw(&mut received, None, Source::Rank(other))];
         // SAFETY: the vectors live until the work is done.
-        let work = unsafe { communicator.enqueue_messages(&messages) }.expect("right arguments");
+        let work = unsafe { communicator.enqueue_messages(&messages, None) }.expect("right arguments");
         let done = work.wait().expect("messages");
         assert_eq!(done.received(), [None, Some(Received { source: other, element_count: 1000 })]);
         assert!(received[..1000].iter().all(|x| *x == i64::from(communicator.rank().0)) && received[1000] == -1);
         // The same, one by one; the blocking calls end with messages that are on their way.
         received.fill(-1);
         // SAFETY: as above.
-        let (sending, receiving) = unsafe { messages.map(|message| communicator.enqueue_messages(&[message])).into() };
+        let (sending, receiving) =
+            unsafe { messages.map(|message| communicator.enqueue_messages(&[message], None)).into() };
         assert_eq!(sending.expect("right arguments").wait().expect("a message").received(), [None]);
         let got = Some(Received { source: other, element_count: 1000 });
         assert_eq!(receiving.expect("right arguments").wait().expect("a message").received(), [got]);
@@ -256,8 +257,8 @@ fn messages_on_raw_addresses() {
             let errors = unsafe {
                 [
                     (blocking, communicator.execute_message(&odd(message)).map(drop)),
-                    (starts, communicator.enqueue_messages(&[odd(message)]).map(drop)),
-                    ("batch_isend_irecv: ", communicator.enqueue_messages(&messages.map(odd)).map(drop)),
+                    (starts, communicator.enqueue_messages(&[odd(message)], None).map(drop)),
+                    ("batch_isend_irecv: ", communicator.enqueue_messages(&messages.map(odd), None).map(drop)),
                 ]
             };
             for (name, refused) in errors {

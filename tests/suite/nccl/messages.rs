@@ -1,13 +1,18 @@
 //! Messages between ranks on GPUs.
 
-use distcollective::comm::{Message, Received};
-use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result};
+use distcollective::comm::{Message, RawMessage, RawOperands, Received, Source};
+use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
-use super::{Child, needs_more_gpus, on_gpus};
+use super::captures::SUM;
+use super::{Child, cuda_stream, needs_more_gpus, on_gpus};
+
+/// The elements of a message on a stream.
+const LEN: usize = 5000;
 
 pub fn play(name: &str, ranks: u32) {
     match name {
         "exchange" => on_gpus(ranks, |communicator| exchange(&communicator)),
+        "streams" => on_gpus(ranks, |communicator| on_a_stream(&communicator)),
         "refusals" => on_gpus(ranks, |communicator| refusals(&communicator)),
         _ => panic!("{name} is no role"),
     }
@@ -47,6 +52,52 @@ fn exchange(communicator: &Communicator) -> Result<()> {
     communicator.send(&[0.0f32; 0], next, 0)
 }
 
+/// Messages on a CUDA stream send what the stream has computed before, and nothing waits between.
+fn on_a_stream(communicator: &Communicator) -> Result<()> {
+    let (rank, n, stream) = (communicator.rank().0, communicator.world_size(), cuda_stream(communicator)?);
+    let buffer_of = |value: u32| -> Result<Buffer> {
+        let mut buffer = Buffer::zeroed_in(communicator.space(), DataType::Uint32, [LEN as i64])?;
+        buffer.write(0, &value.to_ne_bytes().repeat(LEN))?;
+        Ok(buffer)
+    };
+    let (sum, gathered, received) = (buffer_of(rank + 1)?, buffer_of(0)?, buffer_of(0)?);
+    let message = |buffer: &Buffer, dst: Option<u32>, src: u32| RawMessage {
+        address: buffer.as_ptr().cast_mut(),
+        data_type: DataType::Uint32.into(),
+        element_count: LEN,
+        dst: dst.map(Rank),
+        src: Source::Rank(Rank(src)),
+        tag: 0,
+    };
+    let messages = [message(&sum, Some((rank + 1) % n), 0), message(&received, None, (rank + n - 1) % n)];
+    // SAFETY: the buffers live until the stream is synchronized, and nothing else uses them.
+    unsafe {
+        let address = sum.as_ptr().cast_mut();
+        let in_place = RawOperands::Pair { input: address, output: address };
+        let reduced = communicator.enqueue(SUM, DataType::Uint32, LEN, in_place, &stream)?;
+        let sent = communicator.enqueue_messages(&messages, Some(&stream))?;
+        let again = RawOperands::Pair { input: received.as_ptr(), output: gathered.as_ptr().cast_mut() };
+        let copied = communicator.enqueue(SUM, DataType::Uint32, LEN, again, &stream)?;
+        for work in [reduced, copied] {
+            work.wait()?;
+        }
+        sent.wait()?;
+    }
+    let mut bytes = vec![0; 4 * LEN];
+    gathered.read(0, &mut bytes)?;
+    let total: u32 = (1..=n).sum::<u32>() * n;
+    assert_eq!(bytes, total.to_ne_bytes().repeat(LEN));
+    if let Ok(other) = Stream::cuda(rank ^ 1) {
+        // SAFETY: the call is refused.
+        let error = unsafe { communicator.enqueue_messages(&messages, Some(&other)) }.expect_err("another GPU's");
+        assert!(
+            error.to_string().contains(&format!("batch_isend_irecv: the stream is one of GPU {}", rank ^ 1)),
+            "{error}"
+        );
+    }
+    communicator.barrier()
+}
+
 /// What NCCL does not have is an error that says so, and the communicator still works.
 fn refusals(communicator: &Communicator) -> Result<()> {
     let other = 1 - communicator.rank().0;
@@ -70,6 +121,13 @@ fn ranks_on_gpus_exchange_messages() {
         if !needs_more_gpus(ranks) {
             Child::new("messages exchange", ranks).passes();
         }
+    }
+}
+
+#[test]
+fn messages_on_a_stream_keep_its_order() {
+    if !needs_more_gpus(2) {
+        Child::new("messages streams", 2).passes();
     }
 }
 

@@ -15,7 +15,8 @@ CUresult fake_cuda_launch(CUstream stream,
     size_t size);
 }
 
-CUresult launch_nccl_kernel(
+// It is there where NCCL's host code is.
+__attribute__((weak)) CUresult launch_nccl_kernel(
     CUfunction kernel, const void *arguments, size_t size, unsigned grid, CUstream stream);
 
 // A function of CUDA that its header has for itself only.

@@ -1,5 +1,5 @@
-// CUDA's runtime for NCCL, on the fake driver: what NCCL 2.30 calls, and no more. A call that has
-// no meaning for memory of the host does nothing.
+// CUDA's runtime on the fake driver: what NCCL 2.30 calls, and PyTorch for memory, streams, events
+// and graphs. A call that has no meaning for memory of the host does nothing.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -53,6 +53,15 @@ cudaError_t cudaGetLastError() {
     cudaError_t error = last;
     last = cudaSuccess;
     return error;
+}
+
+cudaError_t cudaPeekAtLastError() {
+    return last;
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    const char *name = nullptr;
+    return cuGetErrorName(CUresult(error), &name) == CUDA_SUCCESS ? name : "an unknown error";
 }
 
 const char *cudaGetErrorString(cudaError_t error) {
@@ -121,6 +130,11 @@ cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) {
     return cudaSuccess;
 }
@@ -130,6 +144,15 @@ cudaError_t cudaDeviceSynchronize() {
 }
 
 // Memory.
+
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess)
+        return last;
+    CUresult result = cuDeviceTotalMem(total, device);
+    *free = *total;
+    return answer(result);
+}
 
 cudaError_t cudaMalloc(void **address, size_t size) {
     return RUNTIME(cuMemAlloc(reinterpret_cast<CUdeviceptr *>(address), size));
@@ -256,6 +279,19 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return RUNTIME(cuStreamCreate(stream, flags));
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) {
+    *priority = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    return RUNTIME(cuStreamQuery(stream));
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return RUNTIME(cuStreamDestroy(stream));
 }
@@ -289,6 +325,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return RUNTIME(cuEventRecord(event, stream));
 }
 
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+    return cudaEventRecord(event, stream);
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     return RUNTIME(cuEventQuery(event));
 }
@@ -307,6 +347,36 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
     return RUNTIME(
         cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode *>(mode)));
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    return RUNTIME(cuStreamBeginCapture(stream, CUstreamCaptureMode(mode)));
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    return RUNTIME(cuStreamEndCapture(stream, graph));
+}
+
+cudaError_t cudaGraphInstantiate(
+    cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+    return RUNTIME(cuGraphInstantiateWithFlags(exec, graph, flags));
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(
+    cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+    return cudaGraphInstantiate(exec, graph, flags);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    return RUNTIME(cuGraphLaunch(exec, stream));
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    return RUNTIME(cuGraphDestroy(graph));
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    return RUNTIME(cuGraphExecDestroy(exec));
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
@@ -371,8 +441,8 @@ cudaError_t cudaGetFuncBySymbol(cudaFunction_t *function, const void *symbol) {
 
 static CUresult launch(
     const CUlaunchConfig *config, CUfunction kernel, void **parameters, void **extra) {
-    if (parameters != nullptr || extra == nullptr || extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER
-        || extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE)
+    if (launch_nccl_kernel == nullptr || parameters != nullptr || extra == nullptr
+        || extra[0] != CU_LAUNCH_PARAM_BUFFER_POINTER || extra[2] != CU_LAUNCH_PARAM_BUFFER_SIZE)
         return CUDA_ERROR_NOT_SUPPORTED;
     return launch_nccl_kernel(
         kernel, extra[1], *static_cast<size_t *>(extra[3]), config->gridDimX, config->hStream);
@@ -391,7 +461,8 @@ static CUresult address_range(CUdeviceptr *base, size_t *size, CUdeviceptr at) {
     return result;
 }
 
-// The driver's functions by name. NCCL does without those that the fake driver lacks.
+// The driver's functions by name. NCCL does without those that the fake driver lacks. Kernels other
+// than NCCL's have none.
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
     unsigned long long, cudaDriverEntryPointQueryResult *status) {
     static const auto &own = *new std::map<std::string, void *>{
