@@ -44,7 +44,7 @@ class Work:
         """The error of a call that has ended with one. Waits for no other rank."""
 
     def forget_tensors(self) -> None:
-        """Let go of the tensors of a call on a GPU. The caller keeps them until the GPU does not use them."""
+        """Let go of torch's tensors on a GPU. The caller keeps them until the GPU does not use them."""
 
     def _source_rank(self) -> Optional[int]:
         """The sender of a message that has been received, by its rank in the group."""

@@ -149,7 +149,6 @@ class CudaGroup(_torch.ProcessGroup):
     # What calls have in common.
 
     def _on_stream(self, method):
-        @functools.wraps(method)
         def on_stream(*arguments, **named):
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             with torch.cuda.stream(self._stream):

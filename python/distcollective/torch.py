@@ -809,7 +809,7 @@ def _leave():
     for group in list(_groups):
         try:
             group.shutdown()
-        except Exception as error:
+        except dist.DistError as error:
             _exit(error)
 
 

@@ -526,7 +526,7 @@ impl Communicator {
         let pending = call(py, || {
             let stream = stream.map(|(stream, ordinal)| cuda_stream(stream, ordinal)).transpose()?;
             // SAFETY: the addresses are those of the tensors, which the work keeps until it has
-            // ended.
+            // ended, or the caller of `forget_tensors` does.
             unsafe { raw.enqueue(&self.communicator, stream.as_ref()) }
         })?;
         let work = Work::new(pending, tensors);

@@ -102,7 +102,7 @@ pub(super) struct Work {
 
 struct State {
     pending: Option<Pending>,
-    /// What the work reads and writes, until it has ended.
+    /// What the work reads and writes, until it has ended, less what the caller keeps instead.
     tensors: Vec<Tensor>,
     /// After its end.
     result: Result<Sources, Error>,
@@ -121,7 +121,7 @@ impl State {
     }
 
     /// The tensors of work that has ended, or whose end was noted before: see [`end`](Self::end).
-    /// `None` if it goes on. Does not wait.
+    /// `None` if it goes on. Waits for no other rank.
     fn poll(&mut self, py: Python<'_>) -> Option<Vec<Tensor>> {
         match self.pending.take() {
             None => Some(Vec::new()),
@@ -248,10 +248,13 @@ impl Work {
         self.wait_until(py, deadline).map(|()| true)
     }
 
-    /// Lets go of the tensors of a call on a GPU, which the caller keeps then.
+    /// Lets go of torch's tensors on a GPU. The caller keeps their memory until the GPU does not
+    /// use it.
     fn forget_tensors(&self) {
-        let tensors = self.try_state().map(|mut state| std::mem::take(&mut state.tensors));
-        drop(tensors);
+        let is_on_gpu = |tensor: &mut Tensor| tensor.stream().is_some();
+        let forgotten = self.try_state().map(|mut state| state.tensors.extract_if(.., is_on_gpu).collect::<Vec<_>>());
+        // Without the lock: see `State::end`.
+        drop(forgotten);
     }
 
     /// Whether the call has ended, well or not.

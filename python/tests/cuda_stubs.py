@@ -5,7 +5,7 @@ Each has the functions that torch's libraries want of it, all of which answer wi
 Example: python cuda_stubs.py .../site-packages/torch FOLDER
 
 With the folders of the stand-ins (tests/fake_gpu) and of CUDA's headers there is a subfolder ``gpu`` too. With that one
-first in LD_LIBRARY_PATH, torch has eight GPUs, which have memory, streams, events and graphs, and none of its kernels.
+first in LD_LIBRARY_PATH, torch has eight GPUs, which have memory, streams and events, and none of its kernels and graphs.
 """
 
 import collections

@@ -4,9 +4,12 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 import traceback
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,29 @@ def peer(name):
     if "DCL_REQUIRE_PEERS" in os.environ:
         return importlib.import_module(name)
     return pytest.importorskip(name)
+
+
+def on_stand_ins(program, name, variable="DCL_TEST_GPU_LIBRARIES"):
+    """Runs a program of this folder on the stand-ins for CUDA and NCCL (tests/fake_gpu), whose folders the variable says.
+
+    A process loads libraries once, so each test has one of its own.
+    """
+    if variable not in os.environ:
+        assert "DCL_REQUIRE_PEERS" not in os.environ, f"{variable} is missing"
+        pytest.skip(f"{variable} does not say where the stand-ins for CUDA and NCCL are")
+    return subprocess.run(
+        [sys.executable, Path(__file__).with_name(program), name],
+        env={**os.environ, "LD_LIBRARY_PATH": os.environ[variable]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * DEADLINE,
+    )
+
+
+def passes_on_stand_ins(program, name, *variable):
+    process = on_stand_ins(program, name, *variable)
+    assert process.returncode == 0 and process.stdout.endswith("passed\n"), process.stdout
 
 
 def _child(connection, variables, rank, size, body, arguments):

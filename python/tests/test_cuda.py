@@ -1,21 +1,14 @@
 """Tensors on GPUs and the backend "nccl", with stand-ins for CUDA and NCCL (tests/fake_gpu).
 
-``DCL_TEST_GPU_LIBRARIES`` is the stand-ins' folder. A process loads the libraries once, so each
-test runs in a process of its own. The stand-ins have all ranks in one process.
+The stand-ins have all ranks in one process.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from ranks import DEADLINE, peer, run
+from ranks import passes_on_stand_ins, peer, run
 
 import distcollective
 import distcollective.distributed as dist
 
-LIBRARIES = os.environ.get("DCL_TEST_GPU_LIBRARIES")
 NAMES = [
     "with_cuda_array_interface",
     "with_dlpack",
@@ -29,23 +22,11 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_gpus(name):
-    if LIBRARIES is None:
-        assert "DCL_REQUIRE_PEERS" not in os.environ, "DCL_TEST_GPU_LIBRARIES is missing"
-        pytest.skip("DCL_TEST_GPU_LIBRARIES does not say where the stand-ins for CUDA and NCCL are")
     if name == "with_torch":
         torch = peer("torch")
         if torch.version.cuda is not None:
             pytest.skip("this torch brings its own NCCL, which the stand-ins cannot replace")
-    program = Path(__file__).with_name("on_gpus.py")
-    process = subprocess.run(
-        [sys.executable, program, name],
-        env={**os.environ, "LD_LIBRARY_PATH": LIBRARIES},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=2 * DEADLINE,
-    )
-    assert process.returncode == 0 and process.stdout.endswith("passed\n"), process.stdout
+    passes_on_stand_ins("on_gpus.py", name)
 
 
 def test_without_a_gpu_errors_name_gloo():

@@ -869,11 +869,11 @@ def test_every_rank_of_two_machines_is_told(two_machines):
             dist.barrier(group)
         group = dist.new_group()
         if rank == 3:
-            dist.monitored_barrier()
+            dist.group.WORLD.monitored_barrier()
             return str(differing.value), str(aborted.value), ""
         with pytest.raises(dist.DistBackendError) as late:
             group.monitored_barrier(timedelta(seconds=0.5))
-        dist.monitored_barrier()
+        dist.group.WORLD.monitored_barrier()
         return str(differing.value), str(aborted.value), str(late.value)
 
     for rank, (differing, aborted, late) in enumerate(run(4, body)):

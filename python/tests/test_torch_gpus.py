@@ -1,18 +1,11 @@
-"""The backend of torch.distributed on GPUs, with stand-ins for CUDA and NCCL (cuda_stubs.py).
-
-``DCL_TEST_TORCH_GPU_LIBRARIES`` is the folders of the stand-ins, for a torch that is made for CUDA. A process loads the
-libraries once, so each test runs in a process of its own.
+"""The backend of torch.distributed on GPUs, with stand-ins for CUDA and NCCL (cuda_stubs.py), for a torch that is made
+for CUDA.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from ranks import DEADLINE, peer
+from ranks import on_stand_ins, passes_on_stand_ins, peer
 
-LIBRARIES = os.environ.get("DCL_TEST_TORCH_GPU_LIBRARIES")
+PROGRAM, LIBRARIES = "torch_on_gpus.py", "DCL_TEST_TORCH_GPU_LIBRARIES"
 NAMES = [
     "are_as_on_the_host",
     "messages",
@@ -30,29 +23,18 @@ NAMES = [
 ]
 
 
-def run(name):
-    if LIBRARIES is None:
-        torch = peer("torch")
-        assert "DCL_REQUIRE_PEERS" not in os.environ or torch.version.cuda is None, "the libraries are missing"
-        pytest.skip("DCL_TEST_TORCH_GPU_LIBRARIES does not say where the stand-ins for CUDA and NCCL are")
-    program = Path(__file__).with_name("torch_on_gpus.py")
-    return subprocess.run(
-        [sys.executable, program, name],
-        env={**os.environ, "LD_LIBRARY_PATH": LIBRARIES},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=2 * DEADLINE,
-    )
+@pytest.fixture(autouse=True)
+def torch_is_for_cuda():
+    if peer("torch").version.cuda is None:
+        pytest.skip("this torch is for the CPU alone")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_gpus(name):
-    process = run(name)
-    assert process.returncode == 0 and process.stdout.endswith("passed\n"), process.stdout
+    passes_on_stand_ins(PROGRAM, name, LIBRARIES)
 
 
 def test_a_program_that_is_not_told_of_an_error_ends():
-    process = run("a_program_that_is_not_told_ends")
+    process = on_stand_ins(PROGRAM, "a_program_that_is_not_told_ends", LIBRARIES)
     text = "all_reduce: the work on the GPU was not done by the deadline"
     assert process.returncode == 1 and text in process.stdout, process.stdout

@@ -12,7 +12,7 @@ use crate::rank::Rank;
 /// |---|---|---|
 /// | threads of this process | [`backend`](Self::backend) | [`spawn`](Self::spawn), [`in_process`](Self::in_process) |
 /// | processes of one machine and one user | [`job`](Self::job), `world_size`, `rank` | [`connect`](Self::connect) |
-/// | processes that exchange bytes | `world_size`, `rank`; on GPUs `backend`, `device` | [`connect_by`](Self::connect_by) |
+/// | processes that exchange bytes | `world_size`, `rank` | [`connect_by`](Self::connect_by) |
 /// | threads or processes with a GPU each | [`nccl`](Self::nccl), `world_size`, `rank`, `device` | [`connect`](Self::connect) |
 ///
 /// ```

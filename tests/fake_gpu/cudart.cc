@@ -1,5 +1,5 @@
-// CUDA's runtime on the fake driver: what NCCL 2.30 calls, and PyTorch for memory, streams, events
-// and graphs. A call that has no meaning for memory of the host does nothing.
+// CUDA's runtime on the fake driver: what NCCL 2.30 calls, and PyTorch for memory, streams and
+// events. A call that has no meaning for memory of the host does nothing.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -145,15 +145,6 @@ cudaError_t cudaDeviceSynchronize() {
 
 // Memory.
 
-cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess)
-        return last;
-    CUresult result = cuDeviceTotalMem(total, device);
-    *free = *total;
-    return answer(result);
-}
-
 cudaError_t cudaMalloc(void **address, size_t size) {
     return RUNTIME(cuMemAlloc(reinterpret_cast<CUdeviceptr *>(address), size));
 }
@@ -283,15 +274,6 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     return cudaStreamCreateWithFlags(stream, flags);
 }
 
-cudaError_t cudaStreamGetPriority(cudaStream_t, int *priority) {
-    *priority = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    return RUNTIME(cuStreamQuery(stream));
-}
-
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return RUNTIME(cuStreamDestroy(stream));
 }
@@ -347,36 +329,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
     return RUNTIME(
         cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode *>(mode)));
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
-    return RUNTIME(cuStreamBeginCapture(stream, CUstreamCaptureMode(mode)));
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    return RUNTIME(cuStreamEndCapture(stream, graph));
-}
-
-cudaError_t cudaGraphInstantiate(
-    cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
-    return RUNTIME(cuGraphInstantiateWithFlags(exec, graph, flags));
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(
-    cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
-    return cudaGraphInstantiate(exec, graph, flags);
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    return RUNTIME(cuGraphLaunch(exec, stream));
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    return RUNTIME(cuGraphDestroy(graph));
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    return RUNTIME(cuGraphExecDestroy(exec));
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
