@@ -6,9 +6,7 @@ mod growth;
 mod jobs;
 mod networks;
 mod overlap;
-mod reductions;
 mod time;
-mod transposes;
 mod weights;
 
 use std::process::ExitCode;
@@ -28,8 +26,6 @@ enum Benchmark {
     Growth(growth::Arguments),
     Networks(networks::Arguments),
     Overlap(overlap::Arguments),
-    Reductions(reductions::Arguments),
-    Transposes,
     Weights(weights::Arguments),
 }
 
@@ -40,8 +36,6 @@ fn main() -> ExitCode {
         Benchmark::Growth(arguments) => growth::measure(&arguments).map_err(Error::from),
         Benchmark::Networks(arguments) => networks::measure_all(&arguments).map_err(Error::from),
         Benchmark::Overlap(arguments) => overlap::measure(&arguments).map_err(Error::from),
-        Benchmark::Reductions(arguments) => reductions::measure(&arguments).map_err(Error::from),
-        Benchmark::Transposes => transposes::measure().map_err(Error::from),
         Benchmark::Weights(arguments) => weights::measure(&arguments).map_err(Error::from),
     };
     match result {

@@ -55,5 +55,5 @@ pub fn wire_type() -> Named<impl TypedValueParser<Value = WireType>> {
 }
 
 pub fn backend() -> Named<impl TypedValueParser<Value = BackendKind>> {
-    Named { parser: str::parse::<BackendKind>, names: vec!["auto", "host", "nccl"] }
+    Named { parser: str::parse::<BackendKind>, names: vec!["auto", "host", "nccl", "ucx", "mpi"] }
 }

@@ -1,1 +1,1 @@
-"""What tools/gpu-check does, in parts: build, machine, steps, runner, stacks, report, compare."""
+"""What tools/gpu-check does, in parts: build, machine, steps, runner, stacks, report."""

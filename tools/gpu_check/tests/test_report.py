@@ -1,19 +1,8 @@
-"""The differences between two reports, and the tables of one."""
+"""The tables of a report."""
 
-import contextlib
-import copy
-import io
-import json
-import pathlib
-import subprocess
-import sys
-import tempfile
 import unittest
 
 from gpu_check import report
-from gpu_check.compare import differences
-
-TOOL = pathlib.Path(__file__).resolve().parent.parent.parent / "gpu-check"
 
 
 def call(way, ns, bare, **place):
@@ -87,65 +76,6 @@ def a_report():
             step("suite", status="timed out", skipped=["no second GPU"]),
         ],
     }
-
-
-class Differences(unittest.TestCase):
-    def setUp(self):
-        self.before = a_report()
-        self.after = copy.deepcopy(self.before)
-
-    def lines(self):
-        return list(differences(self.before, self.after))
-
-    def test_equal_reports_have_none(self):
-        self.assertEqual(self.lines(), [])
-
-    def test_a_time_is_shown_with_its_change(self):
-        self.after["steps"][0]["figures"][0] |= {"ns": 1375.0, "ok": False}
-        (line,) = self.lines()
-        self.assertEqual(
-            line,
-            "calls, operation all_reduce, bytes 2048, ranks 2, rank 0, ranks_are threads, Communicator::enqueue: "
-            "passed -> missed; 1100.0 -> 1375.0 ns (+25.0%)",
-        )
-
-    def test_statuses_and_counts_of_steps(self):
-        self.after["steps"][3] |= {"status": "passed", "tests": 40, "skipped": []}
-        self.assertEqual(self.lines(), ["suite: timed out -> passed; tests: 1 -> 40; skipped: 1 -> 0"])
-
-    def test_what_only_one_report_has(self):
-        self.after["steps"][2]["figures"] = []
-        self.after["steps"].append(step("leaks"))
-        self.assertEqual(
-            self.lines(),
-            [
-                "step leaks: only in the second report",
-                "figure kernels, kernel cast, bytes 64: only in the first report",
-            ],
-        )
-
-    def test_the_machine(self):
-        self.after["nccl"] = {"version": "2.29.7"}
-        self.assertEqual(self.lines(), ["nccl: {'version': '2.30.7'} -> {'version': '2.29.7'}"])
-
-    def test_a_loss_of_nothing_is_no_divisor(self):
-        leaks = {"benchmark": "leaks", "rounds": 1, "lost_bytes": 0, "allowed_bytes": 9, "ok": True}
-        self.before["steps"].append(step("leaks", [leaks]))
-        self.after["steps"].append(step("leaks", [leaks | {"lost_bytes": 8}]))
-        self.assertEqual(self.lines(), ["leaks: 0 -> 8 bytes lost"])
-
-    def test_the_command_prints_them(self):
-        with tempfile.TemporaryDirectory() as folder:
-            paths = [pathlib.Path(folder) / name for name in ("A.json", "B.json")]
-            self.after["commit"] = "def"
-            for path, content in zip(paths, (self.before, self.after)):
-                path.write_text(json.dumps(content))
-            compare = [sys.executable, TOOL, "compare"]
-            self.assertEqual(subprocess.check_output([*compare, *paths], text=True), "commit: abc -> def\n")
-            self.assertEqual(subprocess.check_output([*compare, paths[0], paths[0]], text=True), "no differences\n")
-            refused = subprocess.run([*compare, paths[0], "/nowhere"], capture_output=True, text=True)
-            self.assertEqual(refused.returncode, 1)
-            self.assertIn("error: /nowhere cannot be read as a report", refused.stderr)
 
 
 class Tables(unittest.TestCase):
