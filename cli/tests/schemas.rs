@@ -3,6 +3,7 @@
 
 mod json;
 
+use distcollective::comm::BackendKind;
 use distcollective::network::Shuffle;
 use distcollective::{DataType, DistCollective, Network, ReduceOperation};
 use serde_json::Value;
@@ -111,4 +112,27 @@ fn every_command_with_json_has_a_schema() {
         count += usize::from(has_json);
     }
     assert_eq!(count, 6);
+}
+
+#[test]
+fn every_reduction_and_backend_has_its_name_in_the_schemas() {
+    let mut count = 0;
+    for value in printed() {
+        let mut takes = |member: &str, name: &str| {
+            let mut other = value.clone();
+            other[member] = name.into();
+            json::check(&other).unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+            count += 1;
+        };
+        if value.get("reduce_op").is_some() {
+            ReduceOperation::ALL.iter().for_each(|reduce_op| takes("reduce_op", reduce_op.name()));
+        }
+        // Ranks of other commands are threads.
+        if ["distcollective.bench/1", "distcollective.env/1"].iter().any(|schema| value["schema"] == *schema) {
+            [BackendKind::Host, BackendKind::Nccl, BackendKind::Ucx, BackendKind::Mpi]
+                .iter()
+                .for_each(|backend| takes("backend", backend.name()));
+        }
+    }
+    assert!(count >= 2 * ReduceOperation::ALL.len() + 2 * 4, "{count}");
 }
