@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(long, value_hint = ValueHint::FilePath)]
     output: Option<String>,
     /// The backend; auto is NCCL if there is a GPU for each rank
-    #[arg(long, default_value = "host", value_parser = names::backend())]
+    #[arg(long, default_value = "host", value_parser = names::backend(&[]))]
     backend: BackendKind,
     /// The ranks other than 0 share one copy
     #[arg(long)]

@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_parser = crate::seconds)]
     timeout: Option<Duration>,
     /// The backend; auto is NCCL if there is a GPU for each rank
-    #[arg(long, default_value = "auto", value_parser = names::backend())]
+    #[arg(long, default_value = "auto", value_parser = names::backend(&["ucx", "mpi"]))]
     backend: BackendKind,
     /// Rank 0's seed
     #[arg(long, default_value_t = distcollective::environment::DEFAULT_SEED)]

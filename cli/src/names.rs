@@ -54,6 +54,6 @@ pub fn wire_type() -> Named<impl TypedValueParser<Value = WireType>> {
     Named { parser: str::parse::<WireType>, names: WireType::ALL.map(WireType::name).into() }
 }
 
-pub fn backend() -> Named<impl TypedValueParser<Value = BackendKind>> {
-    Named { parser: str::parse::<BackendKind>, names: vec!["auto", "host", "nccl", "ucx", "mpi"] }
+pub fn backend(more: &[&'static str]) -> Named<impl TypedValueParser<Value = BackendKind>> {
+    Named { parser: str::parse::<BackendKind>, names: [&["auto", "host", "nccl"], more].concat() }
 }

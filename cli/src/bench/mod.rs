@@ -117,7 +117,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// The backend; auto is NCCL if there is a GPU for each rank
-    #[arg(long, default_value = "auto", value_parser = names::backend())]
+    #[arg(long, default_value = "auto", value_parser = names::backend(&["ucx", "mpi"]))]
     backend: BackendKind,
     /// Print comma-separated values with a header instead of the table
     #[arg(long)]

@@ -64,7 +64,7 @@ pub struct Arguments {
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..))]
     runs: Option<u32>,
     /// The backend; auto is NCCL if there is a GPU for each rank
-    #[arg(long, default_value = "host", value_parser = names::backend())]
+    #[arg(long, default_value = "host", value_parser = names::backend(&[]))]
     backend: BackendKind,
     /// How long a rank waits for the others, in seconds [default: DCL_TIMEOUT, or 60]
     #[arg(long, value_parser = crate::seconds)]
