@@ -1,9 +1,11 @@
 /* Where the ranks of a communicator meet on the host, in the order of their calls. */
 #include "internal.h"
 
-struct assembly *assemble(struct communicator *communicator, const char *kind, void *gift,
+struct assembly *assemble(struct communicator *communicator, const char *kind, void *gift, size_t size,
     void (*conclude)(struct clique *clique, struct assembly *assembly)) {
     struct clique *clique = communicator->clique;
+    if (clique->gathering != NULL)
+        return assemble_processes(communicator, kind, gift, size, conclude);
     uint64_t number = communicator->assembled++;
     struct assembly *assembly = clique->assemblies;
     while (assembly != NULL && (assembly->number != number || strcmp(assembly->kind, kind) != 0))
@@ -35,12 +37,16 @@ struct assembly *assemble(struct communicator *communicator, const char *kind, v
 }
 
 void assembly_leave(struct communicator *communicator, struct assembly *assembly) {
-    if (++assembly->left < communicator->clique->size)
+    struct clique *clique = communicator->clique;
+    if (clique->gathering == NULL && ++assembly->left < clique->size)
         return;
-    struct assembly **place = &communicator->clique->assemblies;
-    while (*place != assembly)
+    struct assembly **place = &clique->assemblies;
+    while (*place != NULL && *place != assembly)
         place = &(*place)->next;
-    *place = assembly->next;
+    if (*place != NULL)
+        *place = assembly->next;
+    for (int rank = 0; rank < clique->size && clique->gathering != NULL; rank++)
+        free(assembly->gifts[rank]);
     free(assembly->gifts);
     free(assembly->results);
     free(assembly);

@@ -357,7 +357,7 @@ static ncclResult_t flush(struct communicator *communicator, void *nothing) {
     pthread_mutex_lock(&lock);
     while (communicator->executed != communicator->enqueued && !communicator_stopped(communicator))
         pthread_cond_wait(&changed, &lock);
-    struct assembly *assembly = assemble(communicator, "finalize", NULL, NULL);
+    struct assembly *assembly = assemble(communicator, "finalize", NULL, 0, NULL);
     if (assembly != NULL) {
         assembly_leave(communicator, assembly);
         communicator->stage = FINALIZED;

@@ -24,17 +24,14 @@ EXPORT ncclResult_t ncclGetVersion(int *version) {
 }
 
 EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    static int count;
     TRY(enter_without(__func__, -1, ""));
     if (id == NULL)
         return failure(ncclInvalidArgument, "%s: id is NULL", __func__);
     memset(id, 0, sizeof *id);
     pthread_mutex_lock(&lock);
-    snprintf(id->internal, sizeof id->internal, "fake nccl id %d", count++);
-    struct clique *clique = clique_new(0);
-    clique->id = *id;
+    bool made = gathering_make_id(id);
     pthread_mutex_unlock(&lock);
-    return ncclSuccess;
+    return made ? ncclSuccess : failure(ncclSystemError, "no memory that processes share");
 }
 
 static bool in_range(int value, int least, int most) {
@@ -105,14 +102,16 @@ static ncclResult_t take_device(struct communicator *communicator) {
         || cuda->device_get_attribute(&minor, COMPUTE_CAPABILITY_MINOR, communicator->device) != 0)
         return failure(ncclUnhandledCudaError, "no device is current");
     communicator->capability = 10 * major + minor;
+    const char *name = getenv("NCCL_HOSTID");
+    for (size_t i = 0; name != NULL && name[i] != '\0'; i++)
+        communicator->machine = 31 * communicator->machine + (unsigned char)name[i];
     return ncclSuccess;
 }
 
-/* The clique that has the id, and this size if that is not 0. */
+/* The clique of this process that has the id and this size. */
 static struct clique *find_clique(const ncclUniqueId *id, int size) {
     struct clique *clique = cliques;
-    while (clique != NULL
-           && (memcmp(&clique->id, id, sizeof *id) != 0 || (size != 0 && clique->size != 0 && clique->size != size)))
+    while (clique != NULL && (memcmp(&clique->id, id, sizeof *id) != 0 || clique->size != size))
         clique = clique->next;
     return clique;
 }
@@ -121,17 +120,20 @@ static struct clique *find_clique(const ncclUniqueId *id, int size) {
  * With the lock held. */
 static bool take_seat(struct communicator *communicator, const ncclUniqueId *id, int size) {
     struct clique *clique = find_clique(id, size);
-    if (id->internal[0] == '\0' || find_clique(id, 0) == NULL)
-        return false;
-    if (clique == NULL || clique->size == 0) {
+    if (clique == NULL) {
         clique = clique_new(size);
         clique->id = *id;
+        if (!gathering_open(clique)) {
+            clique->size = 0;
+            return false;
+        }
     }
     if (clique->members[communicator->rank] != NULL)
         return false;
-    clique->members[communicator->rank] = communicator;
-    clique->arrived++;
     communicator->clique = clique;
+    if (!gathering_take_seat(communicator))
+        return false;
+    clique->members[communicator->rank] = communicator;
     pthread_cond_broadcast(&changed);
     return true;
 }
@@ -143,7 +145,8 @@ static bool has_duplicate(const struct clique *clique) {
         return false;
     for (int a = 0; a < clique->size; a++) {
         for (int b = 0; b < a; b++) {
-            if (clique->members[a]->device == clique->members[b]->device)
+            if (clique->members[a]->device == clique->members[b]->device
+                && clique->members[a]->machine == clique->members[b]->machine)
                 return true;
         }
     }
@@ -154,9 +157,9 @@ ncclResult_t join_ranks(struct communicator *communicator, void *nothing) {
     (void)nothing;
     struct clique *clique = communicator->clique;
     pthread_mutex_lock(&lock);
-    while (clique->arrived < clique->size && !communicator_ended(communicator))
-        pthread_cond_wait(&changed, &lock);
-    bool came = clique->arrived == clique->size;
+    while (!gathering_is_complete(clique) && !communicator_ended(communicator))
+        gathering_nap();
+    bool came = clique->is_complete;
     bool duplicate = came && has_duplicate(clique);
     pthread_mutex_unlock(&lock);
     if (!came)

@@ -110,13 +110,17 @@ void reduce(void *to, const void *const *from, int ranks, size_t count, const st
 /* The value of an element of a floating-point type. */
 bool is_float(ncclDataType_t type);
 double load_float(ncclDataType_t type, const void *from, size_t i);
-/* Moves the elements of a collective, all ranks' calls at hand. */
+/* Moves the elements of a collective, all ranks' calls at hand, to those that have an output. */
 void move(struct call *const *calls, int ranks);
 struct communicator;
 
 /* Does what calls say when the peers come to theirs: all sends and receives are under way together,
  * the collectives go one after the other meanwhile. With the lock held. */
 void run_calls(struct communicator *communicator, const struct call *calls, size_t count);
+
+/* Whether the ranks' kernels find each other and come to an end. NCCL compares nothing: with
+ * another reduction they do too, and the result is nothing that the ranks have asked for. */
+bool calls_agree(const struct call *one, const struct call *other);
 
 struct meeting;
 struct assembly;
@@ -126,7 +130,13 @@ struct transfer;
 struct clique {
     struct clique *next;
     ncclUniqueId id;
-    int size, arrived;
+    int size;
+    /* Whether all ranks are there. */
+    bool is_complete;
+    /* Where ranks of several processes meet, or NULL; and in which file it is under which key. */
+    struct gathering *gathering;
+    int file;
+    uint64_t key;
     struct communicator **members;
     struct meeting *meetings;
     struct assembly *assemblies;
@@ -148,6 +158,8 @@ struct communicator {
     struct fate *fate;
     void *context;
     int rank, device, capability;
+    /* Which machine it is on, as NCCL_HOSTID says. */
+    uint64_t machine;
     bool blocking, share;
     /* The parent of a split that failed, which still refers to this child (childAbortFlag in
      * init.cc), or NULL. */
@@ -231,9 +243,25 @@ struct assembly {
     void **results;
     int verdict;
 };
-struct assembly *assemble(struct communicator *communicator, const char *kind, void *gift,
+struct assembly *assemble(struct communicator *communicator, const char *kind, void *gift, size_t size,
     void (*conclude)(struct clique *clique, struct assembly *assembly));
 void assembly_leave(struct communicator *communicator, struct assembly *assembly);
+
+/* Ranks in several processes: processes.c. With the lock held. */
+bool gathering_make_id(ncclUniqueId *id);
+/* Opens the gathering of a clique's id. */
+bool gathering_open(struct clique *clique);
+/* The gathering of a group that is split off in this assembly, if the parent has one. */
+void gathering_of_group(const struct clique *parent, uint64_t number, int color, struct clique *clique);
+bool gathering_take_seat(const struct communicator *communicator);
+/* Whether all ranks are there. If they are of this process, the gathering ends. */
+bool gathering_is_complete(struct clique *clique);
+/* Lets go of the lock for a moment. */
+void gathering_nap(void);
+/* As run_calls and assemble. */
+void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count);
+struct assembly *assemble_processes(struct communicator *communicator, const char *kind, const void *gift, size_t size,
+    void (*conclude)(struct clique *clique, struct assembly *assembly));
 
 /* Calls that go on a stream together. */
 struct bundle {

@@ -21,17 +21,16 @@ struct transfer {
     const struct call *call;
 };
 
-/* Whether the ranks' kernels find each other and come to an end. NCCL compares nothing: with
- * another reduction they do too, and the result is nothing that the ranks have asked for. */
+bool calls_agree(const struct call *one, const struct call *other) {
+    return one->operation == other->operation && one->count == other->count && one->type == other->type
+        && one->root == other->root;
+}
+
 static bool agree(const struct meeting *meeting, int size) {
-    const struct call *first = meeting->calls[0];
-    for (int rank = 1; rank < size; rank++) {
-        const struct call *call = meeting->calls[rank];
-        if (call->operation != first->operation || call->count != first->count || call->type != first->type
-            || call->root != first->root)
-            return false;
-    }
-    return true;
+    int rank = 1;
+    while (rank < size && calls_agree(meeting->calls[0], meeting->calls[rank]))
+        rank++;
+    return rank == size;
 }
 
 static struct meeting *join(struct communicator *communicator, const struct call *call) {
@@ -133,6 +132,10 @@ static bool is_transfer(const struct call *call) {
 }
 
 void run_calls(struct communicator *communicator, const struct call *calls, size_t count) {
+    if (communicator->clique->gathering != NULL) {
+        run_calls_of_processes(communicator, calls, count);
+        return;
+    }
     struct transfer *transfers = allocate((count + 1) * sizeof *transfers);
     for (size_t i = 0; i < count; i++) {
         if (is_transfer(&calls[i]))

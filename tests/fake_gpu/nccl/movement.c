@@ -51,7 +51,7 @@ void move(struct call *const *calls, int ranks) {
     char *reduced = reduces ? reduction(calls, ranks, first->count * call_send_blocks(first, ranks)) : NULL;
     for (int rank = 0; rank < ranks; rank++) {
         const struct call *call = calls[rank];
-        if (!call_writes(call, rank))
+        if (!call_writes(call, rank) || call->receive == NULL)
             continue;
         switch (first->operation) {
         case ALL_REDUCE:

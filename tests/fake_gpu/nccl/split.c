@@ -4,7 +4,6 @@
 /* What a rank brings, and where it wants its new communicator. */
 struct wish {
     int color, key, rank;
-    struct communicator *parent;
     ncclComm_t *handle;
     bool blocking, share;
 };
@@ -15,16 +14,18 @@ static int compare(const void *a, const void *b) {
 }
 
 /* Makes the communicator of all ranks of one color, the wishes of which are in order. */
-static void make(struct assembly *assembly, struct wish **wishes, int size) {
+static void make(const struct clique *parents, struct assembly *assembly, struct wish **wishes, int size) {
     struct clique *clique = clique_new(size);
-    clique->arrived = size;
+    clique->is_complete = true;
+    gathering_of_group(parents, assembly->number, wishes[0]->color, clique);
     for (int rank = 0; rank < size; rank++) {
         const struct wish *wish = wishes[rank];
-        struct communicator *child =
-            communicator_new(clique, rank, wish->share ? wish->parent->fate : NULL, wish->blocking);
-        child->device = wish->parent->device;
-        child->capability = wish->parent->capability;
-        child->context = wish->parent->context;
+        const struct communicator *parent = parents->members[wish->rank];
+        struct communicator *child = communicator_new(clique, rank, wish->share ? parent->fate : NULL, wish->blocking);
+        child->device = parent->device;
+        child->capability = parent->capability;
+        child->machine = parent->machine;
+        child->context = parent->context;
         clique->members[rank] = child;
         assembly->results[wish->rank] = child;
     }
@@ -43,7 +44,7 @@ static void conclude(struct clique *clique, struct assembly *assembly) {
                 wishes[size++] = assembly->gifts[rank];
         }
         qsort(wishes, (size_t)size, sizeof *wishes, compare);
-        make(assembly, wishes, size);
+        make(clique, assembly, wishes, size);
     }
     free(wishes);
 }
@@ -51,7 +52,7 @@ static void conclude(struct clique *clique, struct assembly *assembly) {
 static ncclResult_t split(struct communicator *communicator, void *argument) {
     struct wish *wish = argument;
     pthread_mutex_lock(&lock);
-    struct assembly *assembly = assemble(communicator, "split", wish, conclude);
+    struct assembly *assembly = assemble(communicator, "split", wish, sizeof *wish, conclude);
     if (assembly != NULL) {
         struct communicator *child = assembly->results[communicator->rank];
         *wish->handle = child != NULL ? communicator_handle(child) : NULL;
@@ -86,7 +87,6 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclCom
         .color = color,
         .key = key,
         .rank = communicator->rank,
-        .parent = communicator,
         .handle = new_handle,
         .blocking = config.blocking == NCCL_CONFIG_UNDEF_INT ? communicator->blocking : config.blocking != 0,
         .share = config.splitShare == 1,

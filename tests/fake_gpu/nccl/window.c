@@ -108,7 +108,7 @@ static ncclResult_t register_window(struct communicator *communicator, void *arg
     ncclResult_t result = ncclInternalError;
     pthread_mutex_lock(&lock);
     wish->bound_at = free_space(communicator, wish->size);
-    struct assembly *assembly = assemble(communicator, "window", wish, conclude);
+    struct assembly *assembly = assemble(communicator, "window", wish, sizeof *wish, conclude);
     if (assembly != NULL) {
         result = assembly->verdict == UNLIKE ? ncclInvalidArgument : ncclSuccess;
         *wish->handle = assembly->verdict == SUPPORTED ? window_new(communicator, wish) : NULL;
