@@ -908,8 +908,9 @@ typedef struct dcl_execution_context_options {
      * bound new addresses for a run that another replays, every rank gets
      * DCL_STATUS_DISAGREEMENT. Runs on memory that neither cudaMalloc nor
      * dcl_communicator_allocate has made are not recorded. Ranks of several machines, or of an
-     * ncclComm_t of the caller's, cannot compare their runs, and record nothing.
-     * 2: as 1, and such ranks record too. If they differ, they wait for each other. */
+     * ncclComm_t of the caller's, do not agree on graphs, and record nothing.
+     * 2: as 1, and such ranks record too. If they differ, they get DCL_STATUS_DISAGREEMENT, wait
+     * until the timeout, or compute wrong results. */
     int32_t cuda_graph;
     /* 0. */
     int32_t reserved;
@@ -1317,8 +1318,9 @@ dcl_status_t dcl_environment_get_group(dcl_environment_t *environment, const cha
  * - errors of which a description says that the communicator still works. Every rank returns them.
  * On the host, a rank that takes no elements from a rank whose call is another, such as the root of
  * a broadcast, may return success. Its next call or wait returns the error, or
- * dcl_communicator_finalize does. On GPUs, ranks of one machine compare their calls beside NCCL; a
- * difference on a borrowed communicator, or between machines, ends at the timeout.
+ * dcl_communicator_finalize does. On GPUs, ranks of one machine compare their calls beside NCCL.
+ * Ranks of several machines that met over TCP or a file do so some 100 ms later. Other differences
+ * end at the timeout.
  *
  * Forks. A child process that was forked from a rank is not a rank. It may call exec or exit, free
  * its copies of handles, and create communicators of its own. Any other call on a copy of a
@@ -1523,9 +1525,9 @@ dcl_status_t dcl_communicator_barrier(dcl_communicator_t *communicator);
  * then, every rank gets an error whose message names all of them: those that waited
  * DCL_STATUS_DEADLINE_EXCEEDED or DCL_STATUS_ABORTED, the missing ones in their next call.
  *
- * Errors: DCL_STATUS_UNSUPPORTED on GPUs, unless all ranks are on one machine, met through
- * dcl_environment_initialize or dcl_communicator_new_in_process, and the communicator was not split
- * from another. [collective, shared] */
+ * Errors: DCL_STATUS_UNSUPPORTED on GPUs, unless the ranks met through dcl_environment_initialize,
+ * on several machines over TCP or a file, or through dcl_communicator_new_in_process.
+ * [collective, shared] */
 dcl_status_t dcl_communicator_monitored_barrier(dcl_communicator_t *communicator,
                                                 int64_t timeout_ms);
 

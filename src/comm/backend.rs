@@ -224,7 +224,13 @@ pub(crate) trait Backend: Watch + Any {
         self.check()
     }
 
-    /// A log in which this rank says what it calls of another backend that has the same ranks.
+    /// Whether all ranks are on one machine, as far as the backend knows where they are.
+    fn is_one_machine(&self) -> bool {
+        true
+    }
+
+    /// A log in which this rank says what it calls of another backend that has the same ranks. The
+    /// ranks of each machine have their logs.
     fn call_log(&self) -> Result<Box<dyn CallLog>> {
         bail!(Unsupported, "backend {} has no call logs", self.kind())
     }
@@ -288,6 +294,16 @@ pub(crate) trait CallLog: Send + Sync {
 
     /// Waits until all ranks have added as many calls as this one. `what` is the latest.
     fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()>;
+
+    /// How many calls this rank has added.
+    fn last(&self) -> u64;
+
+    /// This rank's calls after `known`, for a rank of another machine: at most so many, and up to
+    /// which. Those of which there is no record any more are left out.
+    fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>);
+
+    /// Takes what a rank of another machine has exported. From then on its calls are compared too.
+    fn import(&self, rank: Rank, calls: &[u8]) -> Result<()>;
 }
 
 /// One rank's handle on a control communicator; `control.rs` has what it does.

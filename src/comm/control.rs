@@ -1,6 +1,6 @@
-//! The control communicator of ranks on GPUs: the same ranks on the host, if they are on one
-//! machine. There they compare what NCCL does not: which calls they make, and whether a run of a
-//! context is recorded into a CUDA graph, replayed or neither.
+//! The control communicator of ranks on GPUs: the same ranks on the host. There the ranks of each
+//! machine compare what NCCL does not: which calls they make, and whether a run of a context is
+//! recorded into a CUDA graph, replayed or neither.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,11 +106,18 @@ impl Control {
         self.note_run(PLAIN_RUN, word_of(self.runs.fetch_add(1, Ordering::Relaxed) + 1, 0));
     }
 
-    /// Begins a run in a capture of the caller's. Waits until all ranks capture. Collective.
+    /// Begins a run in a capture of the caller's. Waits until all ranks of this machine capture.
+    /// Collective.
     pub(crate) fn capture(&self, deadline: Instant) -> Result<()> {
         let number = self.runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.note_run(CAPTURE, word_of(number, 0));
         self.log.wait_for_peers(&format_args!("run {number}, in a capture of the caller's"), deadline)
+    }
+
+    /// Whether all ranks are on one machine. If not, calls of other machines are compared later,
+    /// and no call waits for the host.
+    pub(crate) fn is_one_machine(&self) -> bool {
+        self.host.is_one_machine()
     }
 
     /// Makes a call that ranks of GPUs make on the host, which the log has too: a rank on the GPU

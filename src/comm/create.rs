@@ -11,7 +11,7 @@ use super::host::{self, MAX_RANKS};
 use super::{Backend, BackendKind, Communicator, CommunicatorBuilder, DEFAULT_TIMEOUT, NcclId, nccl, timeout_or};
 use crate::cuda::{Device, visible_count};
 use crate::error::{Result, bail};
-use crate::handshake::{Participant, random_text};
+use crate::handshake::{Channel, Participant, random_text};
 use crate::mpi::{Launched, Meeting, MpiCommunicator};
 use crate::rank::Rank;
 use crate::util::log::{event, warn_of_mistyped_settings};
@@ -345,6 +345,13 @@ pub(crate) enum LinkEngine {
     },
     /// Its ranks are those of the job.
     Mpi(MpiCommunicator),
+    /// The connections over which the ranks have met, for a control communicator.
+    Rendezvous(Vec<Channel>),
+}
+
+/// Whether so many ranks can be connected between machines.
+pub(crate) fn can_connect_machines(world_size: u32) -> bool {
+    world_size <= MAX_RANKS
 }
 
 /// The communicator of ranks on several machines. `machines` has the number of each rank's machine.
@@ -371,6 +378,7 @@ pub(crate) fn connect_machines(
     };
     let host = host::between_processes(&participant).map(|mut ranks| ranks.remove(0));
     let backend = match engine {
+        LinkEngine::Rendezvous(channels) => ClusterBackend::over_rendezvous(channels, rank, machines, host)?,
         LinkEngine::Ucx { link, addresses } => ClusterBackend::over_ucx(link, &addresses, rank, machines, host?)?,
         LinkEngine::Mpi(communicator) => {
             let mut meeting = Meeting::new(communicator);

@@ -51,7 +51,8 @@ pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
 pub use create::most_processes;
 pub(crate) use create::{
-    LinkEngine, can_share_gpus, connect_machines, nccl_library, reduces_float8, runs_layers, ucx_link, ucx_version,
+    LinkEngine, can_connect_machines, can_share_gpus, connect_machines, nccl_library, reduces_float8, runs_layers,
+    ucx_link, ucx_version,
 };
 pub(crate) use groups::not_a_member;
 pub use nccl_id::NcclId;
@@ -110,18 +111,20 @@ pub(crate) use run_id::{CountedRun, RunCounter};
 ///   get results that no rank asked for. If all ranks are on one machine and met through
 ///   [`Environment`](crate::Environment) or [`CommunicatorBuilder::in_process`], they compare what
 ///   they call beside NCCL, and a difference is an error with all sides on every rank: in a call
-///   that waits, in a wait for work, or within some 100 ms in the next call. If a peer fails,
-///   aborts or dies, ranks that wait for it then return an error at once. Otherwise both end at
-///   the deadline. Ranks also wait until their deadline for a peer that dropped its handles.
-///   After an error, NCCL's work has been aborted and this rank's buffers are its own again. If
-///   work ended before the error, and the program has not asked for it, it has the error too:
-///   aborted work ends as well. A borrowed communicator is never aborted, and if it is a blocking
-///   one, a call may block beyond the deadline.
+///   that waits, in a wait for work, or within some 100 ms in the next call. On several machines,
+///   if they met over TCP or a file, a difference between machines is found within some 100 ms, but
+///   not one of messages. If a peer fails, aborts or dies, ranks that wait for it then return an
+///   error at once. Otherwise both end at the deadline. Ranks also wait until their deadline for a
+///   peer that dropped its handles. After an error, NCCL's work has been aborted and this rank's
+///   buffers are its own again. If work ended before the error, and the program has not asked for
+///   it, it has the error too: aborted work ends as well. A borrowed communicator is never aborted,
+///   and if it is a blocking one, a call may block beyond the deadline.
 /// - **Determinism.** On the host, results have the same bits on every rank and in every run. On
 ///   GPUs they have the host's bits in [exact mode](Determinism::Exact), which all ranks choose or
 ///   none: [`with_determinism`](Self::with_determinism).
 /// - **Handles.** Clones are the same rank. When the last clone is dropped the rank has left, and
-///   peers that wait for it return an error at once. A drop waits for nothing.
+///   peers that wait for it return an error at once. A drop waits for no rank; between machines it
+///   may wait a second until messages are sent.
 /// - **Forks.** A process that was forked from a rank's process is no rank. Its calls on its copies
 ///   of the handles are an [`ErrorKind::Unsupported`], and dropping the copies changes nothing for
 ///   the ranks. Its symmetric memory becomes private when it looks at it. It may make communicators
@@ -402,8 +405,8 @@ impl Communicator {
     /// - `DeadlineExceeded`: the ranks that it names did not come. On other ranks that waited it
     ///   may be an [`ErrorKind::Aborted`] with the same text. As after every error of a collective,
     ///   the communicator has ended.
-    /// - `Unsupported`: NCCL does not tell who is missing. On GPUs this needs ranks of one machine
-    ///   that met through [`Environment`](crate::Environment) or
+    /// - `Unsupported`: NCCL does not tell who is missing. On GPUs this needs ranks that met
+    ///   through [`Environment`](crate::Environment), on several machines over TCP or a file, or
     ///   [`CommunicatorBuilder::in_process`].
     ///
     /// All others are those of [`barrier`](Self::barrier).

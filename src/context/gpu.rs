@@ -61,7 +61,7 @@ pub(super) unsafe fn run(
     // Where ranks tell each other what becomes of the run.
     let control = communicator.as_backend().control().filter(|_| binding.graphs.is_collective);
     if binding.graphs.is_recording && !is_capturing {
-        let decided = (communicator, &binding.graphs, control);
+        let decided = (communicator, &binding.graphs, control.filter(|control| control.is_one_machine()));
         // SAFETY: the caller's promise.
         unsafe { replays.run(decided, (shapes, located), (stream, deadline), profile, layers)? };
     } else {

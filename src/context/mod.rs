@@ -84,9 +84,9 @@ impl ContextOptions {
         self
     }
 
-    /// Records runs also where ranks cannot agree on it, because they have no host communicator
-    /// beside NCCL's: ranks of several machines, and a borrowed communicator. Ranks that do not
-    /// bind the same buffers again in the same runs then wait for each other until the deadline, or
+    /// Records runs also where ranks do not agree on it: on several machines, and on a borrowed
+    /// communicator. Ranks that do not bind the same buffers again in the same runs then get a
+    /// [`Disagreement`](crate::ErrorKind::Disagreement), wait for each other until the deadline, or
     /// compute wrong results. Without this option such a context records nothing.
     pub fn graphs_without_agreement(mut self, graphs_without_agreement: bool) -> Self {
         self.graphs_without_agreement = graphs_without_agreement;

@@ -83,12 +83,12 @@ impl GraphPolicy {
         let is_for_all = layers.any(|layer| layer.nb_rank == communicator.world_size());
         let has_peers = communicator.world_size() > 1 && engine.first_collective().is_some();
         let is_collective = has_peers && (is_for_all || cuda_graph);
-        let can_agree = !is_collective || communicator.as_backend().control().is_some();
+        let can_agree = !is_collective || communicator.as_backend().control().is_some_and(Control::is_one_machine);
         if cuda_graph && !can_agree && !graphs_without_agreement {
             event!(
                 WARN,
-                "plan {} is not recorded into CUDA graphs: the ranks cannot agree on it, because they have no host \
-                 communicator; `graphs_without_agreement` records all the same",
+                "plan {} is not recorded into CUDA graphs: the ranks cannot agree on it, because they are not \
+                 known to be on one machine; `graphs_without_agreement` records all the same",
                 engine.fingerprint
             );
         }

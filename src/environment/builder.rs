@@ -17,7 +17,10 @@ use super::only_one::OnlyOne;
 use super::rendezvous::Rendezvous;
 use super::{Environment, SECRET};
 use crate::collective::Purpose;
-use crate::comm::{BackendKind, Communicator, DEFAULT_TIMEOUT, LinkEngine, connect_machines, exchange, timeout_or};
+use crate::comm::{
+    BackendKind, Communicator, DEFAULT_TIMEOUT, LinkEngine, can_connect_machines, connect_machines, exchange,
+    timeout_or,
+};
 use crate::cuda;
 use crate::error::{Result, bail};
 use crate::handshake::Participant;
@@ -267,6 +270,13 @@ impl EnvironmentBuilder {
             let engine = LinkEngine::Mpi(rendezvous.into_mpi(launched, deadline)?);
             let communicator = connect_machines(engine, &job, rank, agreement.machines.clone(), deadline)?;
             return Ok((communicator, agreement));
+        }
+        let is_between_machines = agreement.backend == BackendKind::Nccl && !agreement.is_one_machine();
+        if is_between_machines && !over_mpi && can_connect_machines(world_size) {
+            let id = share_id(rank, |bytes| rendezvous.exchange(bytes, deadline))?;
+            let engine = LinkEngine::Rendezvous(rendezvous.into_channels()?);
+            let control = connect_machines(engine, &job, rank, agreement.machines.clone(), deadline)?;
+            return Ok((builder().nccl(&id).device(ordinal()).control(Some(control)).connect()?, agreement));
         }
         let exchange_bytes = |bytes: &[u8]| rendezvous.exchange(bytes, deadline);
         let communicator = connect_agreed(&agreement, &job, rank, ordinal, deadline, exchange_bytes)?;

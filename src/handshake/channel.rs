@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, send, shutdown,
-    socket_with,
+    socket_with, sockopt,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +22,11 @@ use super::frame::{LENGTH_BYTES, body_len, decode, encode_frame};
 use super::key::{Digest, Session, TAG_BYTES, digest};
 use crate::error::Result;
 use crate::util::wait::Wait;
+
+/// After how long without a message the kernel asks the other end's machine whether it is there,
+/// and asks again; and how often it asks in vain.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_COUNT: u32 = 3;
 
 /// One end of a connection. It blocks only in [`wait`].
 pub(crate) struct Channel {
@@ -85,14 +90,25 @@ impl Channel {
     /// Sends messages. After an error nothing can be sent any more, since a message may have gone
     /// in part.
     pub(crate) fn send(&mut self, frames: &[Frame], deadline: Instant) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        for frame in frames {
-            bytes.extend_from_slice(&frame.bytes);
-            if let Some(session) = &mut self.session {
-                bytes.extend(session.tag(&frame.digest));
-            }
-        }
+        let bytes: Vec<u8> = frames.iter().flat_map(|frame| self.tagged(frame)).collect();
         self.send_bytes(&bytes, deadline)
+    }
+
+    /// The bytes of the next message that is sent.
+    pub(crate) fn tagged(&mut self, frame: &Frame) -> Vec<u8> {
+        let mut bytes = frame.bytes.clone();
+        if let Some(session) = &mut self.session {
+            bytes.extend(session.tag(&frame.digest));
+        }
+        bytes
+    }
+
+    /// Sends as many of the bytes as there is room for, and says how many.
+    pub(crate) fn try_send_bytes(&self, bytes: &[u8]) -> io::Result<usize> {
+        match send(&self.socket, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => Ok(0),
+            sent => sent,
+        }
     }
 
     /// Sends bytes as they are.
@@ -106,11 +122,9 @@ impl Channel {
     fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         let mut waiting = Wait::until(deadline);
         while !bytes.is_empty() {
-            match send(&self.socket, bytes, SendFlags::NOSIGNAL).map_err(io::Error::from) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
-                Err(_) => wait(&mut [PollFd::new(self, PollFlags::OUT)], &mut waiting)?,
+            match self.try_send_bytes(bytes)? {
+                0 => wait(&mut [PollFd::new(self, PollFlags::OUT)], &mut waiting)?,
+                count => bytes = &bytes[count..],
             }
         }
         Ok(())
@@ -176,6 +190,20 @@ impl Channel {
         let mut fds = [PollFd::new(self, PollFlags::IN)];
         poll_for(&mut fds, Duration::ZERO)?;
         Ok(!fds[0].revents().is_empty())
+    }
+
+    /// Has the kernel end the connection when the other end's machine does not answer any more.
+    pub(crate) fn keep_alive(&self) -> io::Result<()> {
+        if self.is_local {
+            return Ok(());
+        }
+        sockopt::set_socket_keepalive(&self.socket, true)?;
+        sockopt::set_tcp_keepidle(&self.socket, KEEP_ALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepintvl(&self.socket, KEEP_ALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&self.socket, KEEP_ALIVE_COUNT)?;
+        // It counts where bytes wait to be acknowledged.
+        let longest = KEEP_ALIVE_INTERVAL * (1 + KEEP_ALIVE_COUNT);
+        Ok(sockopt::set_tcp_user_timeout(&self.socket, longest.as_millis() as u32)?)
     }
 
     /// Ends the connection, even if a forked process has a copy of it.

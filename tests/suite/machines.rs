@@ -128,7 +128,7 @@ fn lacks_ucx() -> bool {
 
 /// A port that is free, as is the next one, which is the rendezvous's. The system gives connections
 /// of other tests none of these.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let is_free = |port: u16| TcpListener::bind(("0.0.0.0", port)).is_ok();
     let ports = std::iter::repeat_with(|| {

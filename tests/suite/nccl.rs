@@ -16,28 +16,34 @@ mod graphs;
 mod interrupts;
 mod libraries;
 mod messages;
+mod processes;
 mod sharing;
 mod stuck;
 mod waits;
 mod windows;
 
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use distcollective::collective::Collective;
 use distcollective::comm::{BackendKind, RawOperands};
 use distcollective::tensor::MemorySpace;
-use distcollective::{Communicator, DataType, Determinism, Rank, ReduceOperation, Result, Stream};
+use distcollective::{Communicator, DataType, Determinism, Environment, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
 
 use crate::conformance::{Place, Runner, deadline, quarters, run_quarter_with};
 use crate::eager;
+use crate::machines::free_port;
+use crate::processes::new_job;
 use crate::ranks::{DEADLINE, Exchange, on_communicators, patient, wait_all};
 use crate::uneven;
 use crate::wire_types::{differences_of_layers_are_errors, make_long_calls};
 
 const ROLE: &str = "DCL_TEST_NCCL_ROLE";
 const RANKS: &str = "DCL_TEST_NCCL_RANKS";
+/// The job and the rank of a child that is one rank.
+const JOB: &str = "DCL_TEST_NCCL_JOB";
 
 /// How long a rank waits for the others in tests in which no call fails.
 const TIMEOUT: Duration = Duration::from_secs(8);
@@ -64,17 +70,28 @@ fn needs_more_gpus(ranks: u32) -> bool {
     is_skipped
 }
 
-/// A child that plays a role on ranks that are threads.
+/// A child that plays a role on ranks that are threads, or a child for each rank.
 struct Child<'a> {
     role: &'a str,
     ranks: u32,
     variant: Variant,
     settings: &'a [(&'a str, &'a str)],
+    processes: Processes<'a>,
+}
+
+/// Of what processes the ranks are.
+enum Processes<'a> {
+    /// All are threads of one.
+    One,
+    /// Each is one, on the same machine.
+    Each,
+    /// Each is one, on these machines.
+    OnMachines(&'a [&'a str]),
 }
 
 impl<'a> Child<'a> {
     fn new(role: &'a str, ranks: u32) -> Self {
-        Child { role, ranks, variant: Variant::Current, settings: &[] }
+        Child { role, ranks, variant: Variant::Current, settings: &[], processes: Processes::One }
     }
 
     /// With another set of libraries.
@@ -87,12 +104,53 @@ impl<'a> Child<'a> {
         Child { settings, ..self }
     }
 
-    /// Runs the child and returns its output.
+    /// With a process for each rank.
+    fn in_processes(self) -> Self {
+        Child { processes: Processes::Each, ..self }
+    }
+
+    /// With a process for each rank, told that it is on a machine.
+    fn on_machines(self, machines: &'a [&'a str]) -> Self {
+        Child { processes: Processes::OnMachines(machines), ..self }
+    }
+
+    /// Runs the child, or those of all ranks, and returns the output.
     ///
     /// # Panics
     ///
-    /// The child fails, or does not end within the deadline.
+    /// A child fails, or does not end within the deadline.
     fn passes_within(self, deadline: Duration) -> String {
+        let texts = wait_all(self.start(), deadline).into_iter().map(|(succeeded, text)| {
+            assert!(succeeded, "{text}");
+            text
+        });
+        texts.collect()
+    }
+
+    fn start(&self) -> Vec<process::Child> {
+        let (job, port) = (new_job(), free_port());
+        let settings = |rank: u32| match self.processes {
+            Processes::One => Vec::new(),
+            Processes::Each => vec![(JOB, format!("{job} {rank}"))],
+            Processes::OnMachines(machines) => {
+                let machine = machines[rank as usize];
+                let local = machines[..rank as usize].iter().filter(|other| **other == machine).count();
+                vec![
+                    ("RANK", rank.to_string()),
+                    ("LOCAL_RANK", local.to_string()),
+                    ("WORLD_SIZE", self.ranks.to_string()),
+                    ("MASTER_ADDR", "127.0.0.1".to_owned()),
+                    ("MASTER_PORT", port.to_string()),
+                    ("DCL_HOST_ID", machine.to_owned()),
+                    ("NCCL_HOSTID", machine.to_owned()),
+                ]
+            }
+        };
+        let count = if matches!(self.processes, Processes::One) { 1 } else { self.ranks };
+        (0..count).map(|rank| self.command().envs(settings(rank)).spawn().expect("a child starts")).collect()
+    }
+
+    fn command(&self) -> Command {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command
             .args(["nccl::child", "--exact", "--nocapture", "--test-threads", "1"])
@@ -104,9 +162,7 @@ impl<'a> Child<'a> {
         if !is_on_gpu() {
             command.env("LD_LIBRARY_PATH", library_dir(self.variant));
         }
-        let (succeeded, text) = wait_all(vec![command.spawn().expect("a child starts")], deadline).remove(0);
-        assert!(succeeded, "{text}");
-        text
+        command
     }
 
     fn passes(self) -> String {
@@ -133,6 +189,7 @@ fn child() {
         ["graphs", name] => graphs::play(name, ranks),
         ["interrupts", name] => interrupts::play(name, ranks),
         ["messages", name] => messages::play(name, ranks),
+        ["processes", ref name @ ..] => processes::play(&name.join(" "), ranks),
         ["differing", name] => differing::play(name, ranks),
         ["libraries", name] => libraries::play(name, ranks),
         ["dicts"] => dicts::play(ranks),
@@ -146,9 +203,13 @@ fn child() {
         ["meeting"] => meets_by_what_ranks_exchange(ranks),
         _ => panic!("{role} is no role"),
     }
+    if let Some(environment) = ENVIRONMENT.lock().expect("no panic").take() {
+        // It fails if the communicator has ended.
+        let _ended = environment.finalize();
+    }
     if !is_on_gpu() && words[0] != "libraries" {
-        let roles_of_faults = ["differing", "ends", "faults", "interrupts", "stuck", "waits", "windows"];
-        let is_fault = roles_of_faults.contains(&words[0]) && role != "ends leaving"
+        let roles_of_faults = ["differing", "ends", "faults", "interrupts", "processes", "stuck", "waits", "windows"];
+        let is_fault = roles_of_faults.contains(&words[0]) && !["ends leaving", "processes graphs"].contains(&&*role)
             || role.starts_with("graphs differing_")
             || role == "graphs ended"
             || role.starts_with("captures failing ");
@@ -156,10 +217,41 @@ fn child() {
     }
 }
 
-/// The ranks of a communicator, each with a GPU of its own.
+/// The ranks of a communicator in this process, each with a GPU of its own.
 fn communicators(ranks: u32) -> Vec<Communicator> {
     let builder = Communicator::builder().backend(BackendKind::Nccl).timeout(patient(TIMEOUT));
-    builder.in_process(ranks).unwrap_or_else(|error| panic!("{error}"))
+    let made = match own_place() {
+        None if std::env::var_os("MASTER_ADDR").is_some() => {
+            let environment = Environment::builder().timeout(patient(TIMEOUT)).initialize();
+            environment.map(|environment| {
+                let communicator = environment.communicator().clone();
+                *ENVIRONMENT.lock().expect("no panic") = Some(environment);
+                vec![communicator]
+            })
+        }
+        None => builder.in_process(ranks),
+        Some((job, rank)) => {
+            static MEETING: OnceLock<Communicator> = OnceLock::new();
+            let meet = || Communicator::builder().job(job).world_size(ranks).rank(rank).connect();
+            let meeting = MEETING.get_or_init(|| meet().expect("all ranks come"));
+            // SAFETY: each rank gets what the others have given.
+            unsafe {
+                let builder = builder.world_size(ranks).rank(rank).device(rank);
+                builder.connect_by(|own| meeting.all_gather_bytes(own)).map(|communicator| vec![communicator])
+            }
+        }
+    };
+    made.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// That of a process on one of several machines.
+static ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
+
+/// The job and the rank of this process, if it is one rank.
+fn own_place() -> Option<(String, u32)> {
+    let place = std::env::var(JOB).ok()?;
+    let (job, rank) = place.split_once(' ').expect("a job and a rank");
+    Some((job.to_owned(), rank.parse().expect("a rank")))
 }
 
 /// Runs a body on ranks that are threads with a GPU each.

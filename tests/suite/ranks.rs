@@ -78,12 +78,12 @@ fn run(deadline: Duration, communicators: Vec<Communicator>, body: Arc<Body>) ->
     let (sender, results) = mpsc::channel();
     let threads: Vec<_> = communicators
         .into_iter()
-        .map(|communicator| {
+        .enumerate()
+        .map(|(index, communicator)| {
             let (sender, body) = (sender.clone(), body.clone());
-            let rank = communicator.rank().index();
             std::thread::spawn(move || {
                 let result = body(communicator.with_timeout(deadline));
-                let _ = sender.send((rank, result));
+                let _ = sender.send((index, result));
             })
         })
         .collect();
@@ -92,7 +92,7 @@ fn run(deadline: Duration, communicators: Vec<Communicator>, body: Arc<Body>) ->
     let mut all: Vec<_> = (0..n).map(|_| None).collect();
     loop {
         match results.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok((rank, result)) => all[rank] = Some(result),
+            Ok((index, result)) => all[index] = Some(result),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 let late: Vec<usize> = (0..all.len()).filter(|&r| all[r].is_none()).collect();

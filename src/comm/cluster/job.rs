@@ -228,14 +228,8 @@ impl Job {
         });
         if is_first {
             self.host.abort_by(kind, by, reason);
-            let number = ErrorKind::ALL.iter().position(|other| *other == kind).unwrap_or_default() as u32;
-            let reason = start_of(reason, REASON_BYTES).as_bytes();
-            let words = [number, by.0].map(u32::to_le_bytes).concat();
-            let bytes = [&words[..], reason].concat();
-            for rank in self.ranks().filter(|rank| by == self.own && self.is_elsewhere(*rank)) {
-                // A rank that cannot be reached has ended.
-                let _unreachable = self.link.send(rank, ABORT, Bytes::copy_of(&bytes));
-            }
+            let elsewhere = self.ranks().filter(|rank| by == self.own && self.is_elsewhere(*rank));
+            send_abort(&*self.link, elsewhere, kind, by, reason);
         }
         first.clone()
     }
@@ -355,8 +349,10 @@ impl Job {
                 return Ok(Some(bytes));
             }
             // What it sent before may come with the next look.
-            if std::mem::replace(&mut was_gone, self.is_gone(from, tag.communicator)) {
-                return Err(self.lost(from, tag.communicator));
+            let reached = self.link.check_reach(from);
+            let is_gone = reached.is_err() || self.is_gone(from, tag.communicator);
+            if std::mem::replace(&mut was_gone, is_gone) {
+                return Err(reached.err().unwrap_or_else(|| self.lost(from, tag.communicator)));
             }
             Ok(None)
         };
@@ -379,9 +375,13 @@ impl Job {
             return;
         }
         let tag = Tag { communicator, kind: MessageKind::Leave, number: 0 };
-        for rank in members.iter().filter(|rank| **rank != self.own) {
-            let _unreachable = self.link.send(*rank, tag, Bytes::default());
-        }
+        let others: Vec<Rank> = members.iter().copied().filter(|rank| *rank != self.own).collect();
+        let _unreachable = self.link.send_to_all(&others, tag, &[]);
+    }
+
+    /// Begins to send a message without bytes to other ranks.
+    pub(super) fn send_sign(&self, to: impl Iterator<Item = Rank>, tag: Tag) -> Result<()> {
+        self.link.send_to_all(&to.collect::<Vec<_>>(), tag, &[])
     }
 
     /// Drops what has come and comes for a communicator that this rank has left.
@@ -430,6 +430,15 @@ impl Job {
             None => Ok(()),
         }
     }
+}
+
+/// Tells ranks that `by` ends all communicators.
+pub(super) fn send_abort(link: &dyn Link, to: impl Iterator<Item = Rank>, kind: ErrorKind, by: Rank, reason: &str) {
+    let number = ErrorKind::ALL.iter().position(|other| *other == kind).unwrap_or_default() as u32;
+    let words = [number, by.0].map(u32::to_le_bytes).concat();
+    let bytes = [&words[..], start_of(reason, REASON_BYTES).as_bytes()].concat();
+    // A rank that cannot be reached has ended.
+    let _unreachable = link.send_to_all(&to.collect::<Vec<_>>(), ABORT, &bytes);
 }
 
 /// What another rank returns after `by` has ended all communicators.
@@ -489,11 +498,17 @@ fn stop_at_exit(job: &Arc<Job>) {
         let jobs: Vec<Arc<Job>> = lock(&JOBS).iter().filter_map(Weak::upgrade).collect();
         let goes_on = |job: &Job| job.process.is_current() && !job.mover.is_over.load(Ordering::Acquire);
         for job in jobs.into_iter().filter(|job| goes_on(job) && is_chosen(job)) {
-            job.leave_all();
-            job.mover.stop();
-            // This rank's calls return it, and no other rank's: those may still be in a call.
-            let _ended_before = job.ended.set(error.clone());
-            job.end_receives();
+            if job.kind() == BackendKind::Nccl {
+                // NCCL does not tell peers that wait for this rank. To them it has died.
+                job.mover.stop();
+                job.link.flush();
+            } else {
+                job.leave_all();
+                job.mover.stop();
+                // This rank's calls return it, and no other rank's: those may still be in a call.
+                let _ended_before = job.ended.set(error.clone());
+                job.end_receives();
+            }
             // Nothing of the link is freed now.
             std::mem::forget(job);
         }

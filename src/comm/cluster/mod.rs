@@ -1,6 +1,6 @@
-//! The cluster backend: ranks on several machines without GPUs. On each machine its ranks are a
-//! communicator of the host backend, whose collectives it calls as any caller does. Between
-//! machines a [link](link) moves bytes. The two know nothing of each other.
+//! The cluster backend: ranks on several machines, without GPUs or as a control communicator. On
+//! each machine its ranks are a communicator of the host backend, whose collectives it calls as any
+//! caller does. Between machines a [link](link) moves bytes. The two know nothing of each other.
 //!
 //! A collective has two steps:
 //!
@@ -15,6 +15,7 @@
 //! [`job`] has what all communicators of a process share, [`inbox`] what has come over the link.
 
 mod agreement;
+mod call_log;
 mod inbox;
 mod job;
 mod link;
@@ -31,10 +32,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use agreement::Calls;
-use job::{FIRST, Handle, Job, MOST_UNSENT};
+use call_log::{Duty, MachineLogs};
+use job::{FIRST, Handle, Job, MOST_UNSENT, send_abort};
 use placement::RankPlacement;
 
-use super::backend::{Backend, Checked, Request, Uneven, gather_numbers};
+use super::backend::{Backend, CallLog, Checked, Request, Uneven, gather_numbers};
 use super::backend_kind::BackendKind;
 use super::host::HostBackend;
 use super::message::{Delivery, Direction, MessageRequest, OnEnd};
@@ -47,6 +49,7 @@ use crate::collective::{BlockCounts, Call, Collective, Purpose, PurposeKind};
 use crate::compute::{self, Stored};
 use crate::data_type::DataType;
 use crate::error::{Error, ErrorKind, Result, bail, error};
+use crate::handshake::Channel;
 use crate::memory::{Address, Buffer};
 use crate::mpi::MpiCommunicator;
 use crate::rank::{GroupRank, Rank};
@@ -54,8 +57,9 @@ use crate::stream::Watch;
 use crate::util::text::list_ranks;
 
 use link::mpi::MpiLink;
+use link::rendezvous::RendezvousLink;
 pub(super) use link::ucx::{UcxLink, version as ucx_version};
-use link::{Bytes, MessageKind, Tag};
+use link::{Bytes, Link, MessageKind, Tag};
 
 /// What the parts of a collective are on the host backend.
 const PART: Purpose = Purpose::new("a part of a call between machines", PurposeKind::Part);
@@ -84,7 +88,7 @@ pub(crate) struct ClusterBackend {
 impl ClusterBackend {
     /// The first communicator of a job, whose ranks are on these machines. `host` has those of this
     /// machine in rank order, and names them by their ranks in the job.
-    fn new(link: Box<dyn link::Link>, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
+    fn new(link: Box<dyn Link>, own: Rank, machines: Box<[u32]>, host: HostBackend) -> Result<Self> {
         let host = Arc::new(host);
         let members: Box<[Rank]> = (0..machines.len() as u32).map(Rank).collect();
         let job = Job::begin(link, own, machines, Arc::clone(&host))?;
@@ -119,6 +123,26 @@ impl ClusterBackend {
         host: HostBackend,
     ) -> Result<Self> {
         Self::new(Box::new(MpiLink(communicator)), own, machines, host)
+    }
+
+    /// See [`new`](Self::new), for a control communicator. The ranks have met over the channels. If
+    /// this rank has no `host`, the others get its error.
+    pub(super) fn over_rendezvous(
+        channels: Vec<Channel>,
+        own: Rank,
+        machines: Box<[u32]>,
+        host: Result<HostBackend>,
+    ) -> Result<Self> {
+        let link = RendezvousLink::new(own, machines.len() as u32, channels)?;
+        match host {
+            Ok(host) => Self::new(Box::new(link), own, machines, host),
+            Err(error) => {
+                let others = (0..machines.len() as u32).map(Rank).filter(|rank| *rank != own);
+                send_abort(&link, others, error.kind(), own, &error.to_string());
+                link.flush();
+                Err(error)
+            }
+        }
     }
 
     /// The host backend, if all ranks are on this machine: it does all but messages.
@@ -434,9 +458,7 @@ impl Backend for ClusterBackend {
         let barrier = Request::barrier(Purpose::MONITORED_BARRIER, deadline);
         if self.placement.machine_count() > 1 {
             self.job.check_process()?;
-            for rank in self.peers() {
-                self.job.send(rank, self.arrival_tag(), Bytes::default()).map_err(|error| self.job.end(error))?;
-            }
+            self.job.send_sign(self.peers(), self.arrival_tag()).map_err(|error| self.job.end(error))?;
         }
         // SAFETY: without elements no buffer is used.
         unsafe { self.run_request(&barrier)? };
@@ -511,6 +533,25 @@ impl Backend for ClusterBackend {
     fn check_peers(&self) -> Result<()> {
         self.check()?;
         self.host.check_peers()
+    }
+
+    fn call_log(&self) -> Result<Box<dyn CallLog>> {
+        let (place, logs) = (&self.placement, self.host.call_log()?);
+        if self.is_one_machine() {
+            return Ok(logs);
+        }
+        let first_of = |machine| place.member(place.ranks_of(machine)[0]);
+        let first = place.member(GroupRank(0));
+        let duty = match place.own {
+            GroupRank(0) => Duty::Compare(place.other_machines().map(first_of).collect()),
+            own if place.local_index(own) == 0 => Duty::SendTo(first),
+            _ => Duty::None,
+        };
+        Ok(Box::new(MachineLogs::new((logs, place.local_ranks()), duty, self.job.share(), self.id)))
+    }
+
+    fn is_one_machine(&self) -> bool {
+        self.placement.machine_count() == 1
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

@@ -42,8 +42,8 @@ impl UnevenBlocks {
         let exchange = Request::new(exchange, sides, request.deadline);
         // SAFETY: the input has so many elements, and the output as many for each rank.
         let exchanged = unsafe {
-            // NCCL's ranks exchange them on the host if they can.
-            match backend.control() {
+            // NCCL's ranks exchange them on the host if they are on one machine.
+            match backend.control().filter(|control| control.is_one_machine()) {
                 Some(control) => control.run_noted(&exchange),
                 None => Checked { backend: Some(&**backend), request: &exchange }.run(),
             }

@@ -94,15 +94,16 @@ pub(crate) fn connect(
     if rank.0 >= world_size {
         bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
     }
-    let library = library()?;
-    let device = Device::open(ordinal)?;
-    // Before any rank can have enqueued work.
-    let on_gpu = RankOnGpu::new(&device);
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
-    let backend = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive)
-        .and_then(|handle| NcclBackend::begin(handle, control.clone(), Some(on_gpu), deadline));
+    let connected = library().and_then(|library| {
+        let device = Device::open(ordinal)?;
+        // Before any rank can have enqueued work.
+        let on_gpu = RankOnGpu::new(&device);
+        let handle = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive)?;
+        NcclBackend::begin(handle, control.clone(), Some(on_gpu), deadline)
+    });
     // The peers must not wait for this rank.
-    let backend = backend
+    let backend = connected
         .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
     Ok(Arc::new(backend))
 }

@@ -40,8 +40,8 @@ pub(super) struct NcclDomain {
     graphs: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
     /// What the ranks of each communicator agree on over the host.
     controls: Mutex<Vec<Weak<Control>>>,
-    /// The control communicator: the same ranks on the host, if they are on one machine. NCCL does
-    /// not tell a rank that a peer has failed or died; the control communicator does, at once.
+    /// The control communicator: the same ranks on the host. NCCL does not tell a rank that a peer
+    /// has failed or died; the control communicator does.
     control: Option<Arc<dyn Backend>>,
     /// Counts among the ranks of the process on its GPU. A rank with borrowed communicators may
     /// have several domains, and does not count.
@@ -85,7 +85,9 @@ impl NcclDomain {
         if let Some(error) = self.ended() {
             return Err(error.clone());
         }
-        self.control.as_ref().map_or(Ok(()), |control| control.check_peers())
+        let Some(control) = &self.control else { return Ok(()) };
+        // Peers get the error as it is. Later it names this rank's call.
+        control.check_peers().inspect_err(|error| control.abort(error.kind(), &error.to_string()))
     }
 
     /// The error that ended the domain on this rank.

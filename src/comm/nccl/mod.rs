@@ -69,7 +69,7 @@ pub(crate) struct NcclBackend {
     origins: Box<[Rank]>,
     features: Features,
     domain: Arc<NcclDomain>,
-    /// The control communicator of these ranks, if they are on one machine.
+    /// The control communicator of these ranks.
     control: Option<Arc<Control>>,
     /// For calls that are done when they return.
     stream: Arc<CudaStream>,
@@ -393,8 +393,8 @@ impl Backend for NcclBackend {
             Some(control) => control.monitored_barrier(deadline).map_err(|error| self.fail(error)),
             None => bail!(
                 Unsupported,
-                "NCCL does not tell which ranks are missing, and these ranks have no control communicator, which \
-                 needs one machine; call `barrier`"
+                "NCCL does not tell which ranks are missing, and these ranks have no control communicator; between \
+                 machines only ranks that met over TCP or a file have one; call `barrier`"
             ),
         }
     }

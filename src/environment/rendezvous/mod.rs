@@ -99,6 +99,15 @@ impl Rendezvous {
         Ok(meeting.into_communicator())
     }
 
+    /// The connections over TCP, on which nothing more is to come from the meeting: on rank 0 those
+    /// with all others, in order; on another rank that with rank 0.
+    pub(super) fn into_channels(self) -> Result<Vec<Channel>> {
+        match self.connections {
+            Connections::Tcp(channels) => Ok(channels),
+            Connections::Mpi(_) => bail!(System, "ranks that meet over MPI have no connections over TCP"),
+        }
+    }
+
     /// A text that is the same on all ranks and different in every other rendezvous.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce

@@ -331,8 +331,21 @@ fn groups(communicator: &Communicator) -> Result<()> {
     communicator.barrier()
 }
 
-/// A borrowed communicator has no host communicator beside it, so its contexts record only if they
-/// are told to record without an agreement.
+/// Contexts whose ranks cannot agree record only if they are told to.
+pub fn records_if_told(communicator: &Communicator) -> Result<()> {
+    let recording = ContextOptions::default().cuda_graph(true);
+    for (options, counts) in [(recording, [0, 0, 0]), (recording.graphs_without_agreement(true), [1, 1, 1])] {
+        let mut runner = Runner::with(communicator, options)?;
+        let mut bindings = runner.bindings(4)?;
+        for _ in 0..3 {
+            bindings = runner.run(bindings)?;
+        }
+        assert_eq!(runner.counts(), if communicator.world_size() == 1 { [1, 1, 1] } else { counts });
+    }
+    Ok(())
+}
+
+/// A borrowed communicator has no host communicator beside it.
 fn borrowed(ranks: u32) {
     let makers = Makers::find();
     let id = NcclId::new().expect("an id");
@@ -346,17 +359,7 @@ fn borrowed(ranks: u32) {
                 // SAFETY: the communicator is destroyed below, after everything that uses it.
                 let communicator =
                     unsafe { Communicator::from_raw_nccl(raw, patient(TIMEOUT)) }.expect("a communicator");
-                for (options, counts) in [
-                    (ContextOptions::default().cuda_graph(true), [0, 0, 0]),
-                    (ContextOptions::default().cuda_graph(true).graphs_without_agreement(true), [1, 1, 1]),
-                ] {
-                    let mut runner = Runner::with(&communicator, options).expect("a context");
-                    let mut bindings = runner.bindings(4).expect("buffers");
-                    for _ in 0..3 {
-                        bindings = runner.run(bindings).expect("a run");
-                    }
-                    assert_eq!(runner.counts(), if ranks == 1 { [1, 1, 1] } else { counts });
-                }
+                records_if_told(&communicator).expect("runs");
                 // NCCL registers no memory of cuMemAlloc in a capture.
                 communicator.allocate(DataType::Float32, [4]).expect("memory");
                 assert!(is_on_gpu() || nccl_calls("ncclMemAlloc") == 0);

@@ -1,17 +1,17 @@
-//! Links: how processes of several machines send each other bytes. An engine that is installed
-//! moves them, and no buffer of the caller's is given to it, since it may still write one that a
-//! call has given up.
+//! Links: how processes of several machines send each other bytes. No buffer of the caller's is
+//! given to one: an engine may still write a buffer that a call has given up.
 
 #[cfg(test)]
 pub(super) mod in_process;
 pub(super) mod mpi;
+pub(super) mod rendezvous;
 pub(super) mod ucx;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use crate::comm::backend_kind::BackendKind;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::rank::Rank;
 pub(super) use crate::util::bytes::Bytes;
 
@@ -42,6 +42,8 @@ pub(super) enum MessageKind {
     Messages,
     /// The sender has come to a monitored barrier.
     Arrivals,
+    /// A part of the sender's call log.
+    Calls,
     /// The sender has dropped its handle on the communicator, and has sent all that it will send.
     Leave,
     /// The sender ends all communicators.
@@ -49,13 +51,14 @@ pub(super) enum MessageKind {
 }
 
 impl MessageKind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Headers,
         Self::Blocks,
         Self::Partials,
         Self::Results,
         Self::Messages,
         Self::Arrivals,
+        Self::Calls,
         Self::Leave,
         Self::Abort,
     ];
@@ -120,6 +123,14 @@ pub(super) trait Link: Send + Sync {
     /// `PeerLost`: the rank's process has ended.
     fn send(&self, to: Rank, tag: Tag, bytes: Bytes) -> Result<()>;
 
+    /// [`send`](Self::send) to several ranks. Those whose processes have ended get nothing.
+    fn send_to_all(&self, to: &[Rank], tag: Tag, bytes: &[u8]) -> Result<()> {
+        to.iter().try_for_each(|rank| match self.send(*rank, tag, Bytes::copy_of(bytes)) {
+            Err(error) if error.kind() == ErrorKind::PeerLost => Ok(()),
+            sent => sent,
+        })
+    }
+
     /// Moves messages along, and appends those that have come. Does nothing while another thread
     /// is in it. Returns whether anything has moved.
     fn progress(&self, arrivals: &mut Vec<LinkMessage>) -> Result<bool>;
@@ -130,7 +141,12 @@ pub(super) trait Link: Send + Sync {
     /// Whether the process of a rank has ended, or its connection, as far as the engine says.
     fn has_died(&self, rank: Rank) -> bool;
 
-    /// Waits until all messages have been sent, for a bounded time.
+    /// Checks that messages of a rank still come here if it sends any.
+    fn check_reach(&self, _rank: Rank) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until all messages have been sent, for a bounded time. No message is sent afterwards.
     fn flush(&self);
 
     /// What becomes readable when [`progress`](Self::progress) has something to do. Returns `None`

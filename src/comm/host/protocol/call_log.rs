@@ -80,6 +80,19 @@ pub(super) struct Logged {
     digest: u64,
 }
 
+impl Logged {
+    pub(super) const WORDS: usize = 5;
+
+    pub(super) fn to_words(self) -> [u64; Self::WORDS] {
+        let Signature([first, second, third]) = self.signature;
+        [first, second, third, self.number, self.digest]
+    }
+
+    pub(super) fn of_words([first, second, third, number, digest]: [u64; Self::WORDS]) -> Self {
+        Logged { signature: Signature([first, second, third]), number, digest }
+    }
+}
+
 /// The digest of a call after calls with another digest.
 pub(super) fn chain(digest: u64, signature: Signature) -> u64 {
     const FACTOR: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -117,14 +130,23 @@ impl Log {
         self.last.0.load()
     }
 
+    /// How many records it has.
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
     fn record(&self, sequence: u64) -> &Record {
-        &self.records[(sequence % self.records.len() as u64) as usize]
+        &self.records[(sequence % self.len() as u64) as usize]
     }
 
     pub(super) fn add(&self, signature: Signature, number: u64) {
         let last = self.last();
         let digest = chain(self.record(last).digest.load(Ordering::Relaxed), signature);
-        let sequence = last + 1;
+        self.put(last + 1, Logged { signature, number, digest });
+    }
+
+    /// Adds a call that another log has at this place.
+    pub(super) fn put(&self, sequence: u64, Logged { signature, number, digest }: Logged) {
         let record = self.record(sequence);
         record.sequence.store(0, Ordering::Relaxed);
         // A rank that reads one of the words below then also reads the 0, and that the call before
@@ -196,7 +218,7 @@ fn compare(logs: [&Log; 2], known: u64, last: u64) -> Result<u64, Difference> {
 
 /// The first of the calls after `known` up to `last` that differs: that one does, or one before it.
 fn first_difference(logs: [&Log; 2], known: u64, last: u64) -> Difference {
-    let oldest = last.saturating_sub(logs[0].records.len() as u64).max(known) + 1;
+    let oldest = last.saturating_sub(logs[0].len() as u64).max(known) + 1;
     let is_same = |sequence: u64| match logs.map(|log| log.read(sequence)) {
         [Some(one), Some(other)] => Some(one.digest == other.digest),
         _ => None,

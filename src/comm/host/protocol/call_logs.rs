@@ -3,19 +3,22 @@
 //! and that of the receiver.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::call_log::{CALL_DIGESTS, Difference, Log, Logged, MESSAGES, advance, call_count, message_logs};
 
 use super::segment::Segment;
 use crate::comm::backend::CallLog;
+use crate::comm::host::memory::SharedMemory;
 use crate::comm::message::{Direction, MessageRequest};
 use crate::comm::signature::{self, Signature};
 use crate::error::{Error, Result, error};
 use crate::moved_type::TransferType;
 use crate::rank::{GroupRank, Rank};
 use crate::sync::AtomicU64;
+use crate::util::lock;
 use crate::util::text::list_ranks;
 use crate::util::wait::{Stopped, Wait};
 
@@ -44,6 +47,16 @@ pub(crate) struct CallLogs {
     /// Up to which this rank has found the same as each peer: calls, messages to the peer, messages
     /// from it.
     compared: Box<[[AtomicU64; 3]]>,
+    /// What ranks of other machines have exported.
+    mirrors: Mutex<Vec<Mirror>>,
+    has_mirrors: AtomicBool,
+}
+
+/// The calls of a rank of another machine, as far as they are known here.
+struct Mirror {
+    rank: Rank,
+    calls: Log,
+    compared: AtomicU64,
 }
 
 impl CallLogs {
@@ -62,7 +75,8 @@ impl CallLogs {
         };
         let ranks = segment.ranks().map(logs).collect();
         let compared = segment.ranks().map(|_| Default::default()).collect();
-        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared })
+        let (mirrors, has_mirrors) = (Mutex::default(), AtomicBool::new(false));
+        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared, mirrors, has_mirrors })
     }
 
     fn of(&self, rank: GroupRank) -> &RankLogs {
@@ -73,22 +87,37 @@ impl CallLogs {
         self.segment.name(rank)
     }
 
-    /// The error of calls that differ from a peer's.
-    fn calls_differ(&self, peer: GroupRank, difference: &Difference) -> Error {
+    /// The error of calls that differ from those of a rank of another machine.
+    fn differs_from(&self, mirror: &Mirror, difference: &Difference) -> Error {
+        let mut sides = [(self.name(self.rank), &self.of(self.rank).calls), (mirror.rank, &mirror.calls)];
+        sides.sort_by_key(|(rank, _)| *rank);
+        self.calls_differ(sides.into_iter(), mirror.rank, difference)
+    }
+
+    /// The error of calls that differ from a peer's, with those of all `ranks`.
+    fn calls_differ<'a>(
+        &self,
+        ranks: impl Iterator<Item = (Rank, &'a Log)>,
+        peer: Rank,
+        difference: &Difference,
+    ) -> Error {
         let first = match *difference {
             Difference::At(sequence) | Difference::Between(sequence, _) => sequence,
         };
         match (difference, self.of(self.rank).calls.read(first)) {
             (Difference::At(_), Some(own)) => {
-                let call_of = |rank| Some((self.name(rank), self.of(rank).calls.read(first)?.signature));
-                signature::difference(self.segment.ranks().filter_map(call_of), own.number)
+                let call_of = |(rank, log): (Rank, &Log)| Some((rank, log.read(first)?.signature));
+                signature::difference(ranks.filter_map(call_of), own.number)
             }
-            (Difference::At(last) | Difference::Between(_, last), _) => error!(
-                Disagreement,
-                "{} disagree on one of the calls {first} to {last} of this communicator, the library's own included, and are \
-                 now too far apart to say on which",
-                list_ranks([self.rank.min(peer), self.rank.max(peer)].map(|rank| self.name(rank).0))
-            ),
+            (Difference::At(last) | Difference::Between(_, last), _) => {
+                let own = self.name(self.rank);
+                error!(
+                    Disagreement,
+                    "{} disagree on one of the calls {first} to {last} of this communicator, the library's own included, \
+                     and are now too far apart to say on which",
+                    list_ranks([own.min(peer), own.max(peer)].map(|rank| rank.0))
+                )
+            }
         }
     }
 
@@ -142,7 +171,9 @@ impl CallLog for CallLogs {
         for (peer, [calls, sent, received]) in self.segment.ranks().zip(&self.compared) {
             let of_peer = self.of(peer);
             if peer != this {
-                advance([&own.calls, &of_peer.calls], calls).map_err(|found| self.calls_differ(peer, &found))?;
+                let all = self.segment.ranks().map(|rank| (self.name(rank), &self.of(rank).calls));
+                advance([&own.calls, &of_peer.calls], calls)
+                    .map_err(|found| self.calls_differ(all, self.name(peer), &found))?;
             }
             if let (Some(one), Some(other)) = (own.messages_to(peer), of_peer.messages_from(this)) {
                 let differ = |found| self.messages_differ([this, peer], [one, other], &found);
@@ -152,6 +183,48 @@ impl CallLog for CallLogs {
                 let differ = |found| self.messages_differ([peer, this], [other, one], &found);
                 advance([one, other], received).map_err(differ)?;
             }
+        }
+        if self.has_mirrors.load(Ordering::Relaxed) {
+            for mirror in &*lock(&self.mirrors) {
+                advance([&own.calls, &mirror.calls], &mirror.compared)
+                    .map_err(|found| self.differs_from(mirror, &found))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn last(&self) -> u64 {
+        self.of(self.rank).calls.last()
+    }
+
+    fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>) {
+        let own = &self.of(self.rank).calls;
+        let first = known.max(own.last().saturating_sub(own.len() as u64)) + 1;
+        let last = own.last().min(first + most as u64 - 1);
+        let calls = (first..=last).filter_map(|sequence| Some((sequence, own.read(sequence)?)));
+        let words = calls.flat_map(|(sequence, call)| std::iter::once(sequence).chain(call.to_words()));
+        (last, words.flat_map(u64::to_le_bytes).collect())
+    }
+
+    fn import(&self, rank: Rank, calls: &[u8]) -> Result<()> {
+        let mut mirrors = lock(&self.mirrors);
+        let index = match mirrors.iter().position(|mirror| mirror.rank == rank) {
+            Some(index) => index,
+            None => {
+                let count = call_count(1);
+                let memory = Arc::new(SharedMemory::for_threads(Log::byte_len(0, count))?);
+                // Calls may be left out, and so may those whose digests would be kept.
+                let calls = Log::new(&memory, 0, 0, count);
+                mirrors.push(Mirror { rank, calls, compared: AtomicU64::new(0) });
+                self.has_mirrors.store(true, Ordering::Relaxed);
+                mirrors.len() - 1
+            }
+        };
+        let word = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        for call in calls.chunks_exact((1 + Logged::WORDS) * size_of::<u64>()) {
+            let (sequence, call) = call.split_at(size_of::<u64>());
+            let words = std::array::from_fn(|i| word(&call[i * size_of::<u64>()..]));
+            mirrors[index].calls.put(word(sequence), Logged::of_words(words));
         }
         Ok(())
     }
@@ -411,6 +484,94 @@ mod tests {
                 let text = "ranks disagree on collective 5001: rank 0 calls all_reduce(sum) of 1 float32; rank 1 calls \
                             all_reduce(sum) of 2 float32";
                 assert_eq!(rank.compare().expect_err("they differ").to_string(), text);
+            }
+        }
+
+        /// Two ranks of different machines, of which the first has what the second exports.
+        struct Machines {
+            ranks: [CallLogs; 2],
+            exported: u64,
+        }
+
+        impl Machines {
+            fn new() -> Self {
+                let one_rank = |name| {
+                    let segment = Arc::new(Segment::in_process(1, Some([Rank(name)].into())).expect("memory"));
+                    CallLogs::new(&segment, GroupRank(0)).expect("a log")
+                };
+                Machines { ranks: [0, 1].map(one_rank), exported: 0 }
+            }
+
+            fn add(&self, machine: usize, block_elements: usize) {
+                let log = &self.ranks[machine];
+                log.add(sum_of(block_elements), log.last() + 1);
+            }
+
+            fn export(&mut self, most: usize) {
+                let (last, calls) = self.ranks[1].export(self.exported, most);
+                self.ranks[0].import(Rank(1), &calls).expect("memory");
+                self.exported = last;
+            }
+
+            fn compare(&self) -> std::result::Result<(), String> {
+                self.ranks[0].compare().map_err(|error| error.to_string())
+            }
+        }
+
+        #[test]
+        fn calls_of_another_machine_are_compared() {
+            let mut machines = Machines::new();
+            for call in 0..5000 {
+                machines.add(0, call);
+                machines.add(1, call);
+                if call % 700 == 0 {
+                    machines.export(1000);
+                    machines.compare().expect("the same");
+                }
+            }
+            machines.add(1, 7);
+            machines.add(1, 9);
+            machines.export(1000);
+            machines.compare().expect("this rank has not come to it");
+            machines.add(0, 8);
+            let text = "ranks disagree on collective 5001: rank 0 calls all_reduce(sum) of 8 float32; rank 1 calls \
+                        all_reduce(sum) of 7 float32";
+            assert_eq!(machines.compare().expect_err("they differ"), text);
+        }
+
+        /// A rank whose records are replaced before it exports them leaves out calls.
+        #[test]
+        fn calls_that_were_left_out_are_no_difference() {
+            let (records, last) = (call_count(1), 3 * call_count(1));
+            for odd in [None, Some(5)] {
+                let mut machines = Machines::new();
+                for call in 0..last {
+                    machines.add(1, if Some(call) == odd { 1000 } else { call });
+                }
+                machines.export(10);
+                assert_eq!(machines.exported, (last - records + 10) as u64);
+                for call in 0..last - records {
+                    machines.add(0, call);
+                    machines.compare().expect("the same, as far as is known");
+                }
+                while machines.exported < last as u64 {
+                    machines.export(1000);
+                }
+                (last - records..last).for_each(|call| machines.add(0, call));
+                let text = match (machines.compare(), odd) {
+                    (Ok(()), None) => {
+                        machines.add(0, 1);
+                        machines.add(1, 2);
+                        machines.export(1000);
+                        machines.compare().expect_err("they differ")
+                    }
+                    (found, _) => found.expect_err("they differ"),
+                };
+                let expected = match odd {
+                    None => format!("ranks disagree on collective {}: rank 0 calls all_reduce(sum) of 1 ", last + 1),
+                    Some(_) => "ranks 0 and 1 disagree on one of the calls 1 to ".to_owned(),
+                };
+                assert!(text.starts_with(&expected), "{text}");
             }
         }
 
