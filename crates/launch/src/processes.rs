@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -12,6 +13,10 @@ use rustix::time::{ClockId, clock_gettime};
 /// How often the search for processes is repeated while it finds some: a process may start another
 /// one during the search.
 const MOST_SEARCHES: usize = 16;
+
+/// After this time a search is repeated that has found none: a process that has just begun another
+/// program shows no environment for a moment.
+const TIME_TO_BEGIN: Duration = Duration::from_millis(10);
 
 /// The process groups in which a process runs. `None` if /proc cannot be read.
 pub(super) fn living_groups() -> Option<BTreeSet<i32>> {
@@ -57,8 +62,13 @@ pub(super) fn now_in_ticks(ticks_per_second: u64) -> u64 {
 /// It only makes system calls: it allocates nothing and takes no lock, so that a process may call
 /// it after a fork.
 pub(super) fn kill_job(mark: &[u8], targets: &[i32], end: u64) {
+    let search_all = || search(|process| process.environment_has(mark) || process.is_one_of(targets, end));
     for _ in 0..MOST_SEARCHES {
-        if !search(|process| process.environment_has(mark) || process.is_one_of(targets, end)) {
+        if search_all() {
+            continue;
+        }
+        std::thread::sleep(TIME_TO_BEGIN);
+        if !search_all() {
             return;
         }
     }
@@ -160,13 +170,32 @@ mod tests {
         for own_group in [false, true] {
             let before = ticks();
             // A tick is at most 10 ms long.
-            std::thread::sleep(std::time::Duration::from_millis(30));
+            std::thread::sleep(Duration::from_millis(30));
             let mut child = start(own_group);
             let target = child.id() as i32 * if own_group { -1 } else { 1 };
             kill_job(b"a mark that no process has", &[target], before);
             assert_eq!(child.try_wait().expect("an own child"), None, "a later process was killed");
             kill_job(b"a mark that no process has", &[target], ticks());
             assert_eq!(child.wait().expect("an own child").signal(), Some(9));
+        }
+    }
+
+    /// A process that has just begun another program may show no environment yet.
+    #[test]
+    fn a_process_that_has_just_begun_is_found() {
+        for round in 0..100 {
+            let mark = format!("DCL_TEST_MARK={}-{round}", std::process::id());
+            let (name, value) = mark.split_once('=').expect("a name");
+            let mut child = Command::new("/bin/sleep").arg("60").env(name, value).spawn().expect("it starts");
+            kill_job(mark.as_bytes(), &[], 0);
+            let end = std::time::Instant::now() + Duration::from_secs(1);
+            while child.try_wait().expect("an own child").is_none() {
+                if std::time::Instant::now() >= end {
+                    child.kill().expect("it lives");
+                    panic!("not found in round {round}");
+                }
+                std::thread::yield_now();
+            }
         }
     }
 
