@@ -67,7 +67,6 @@ fn why_not_is_one_line() {
     assert!(text.lines().count() == 1 && text.starts_with("error: 2 ranks on 1 GPU"), "{text}");
 }
 
-/// One rank alone, since the test library's ranks cannot be in other processes.
 #[test]
 fn an_environment_has_its_gpu() {
     let launch = |n: &str, backend: &str, devices: &str| {
@@ -75,10 +74,14 @@ fn an_environment_has_its_gpu() {
         run(Variant::Current, devices, &[&[DISTCOLLECTIVE, "launch", "-n", n, "--", DISTCOLLECTIVE], &env[..]].concat())
     };
     for backend in ["auto", "nccl"] {
-        let (output, text) = launch("1", backend, "8");
-        assert!(output.status.success(), "{text}");
-        let found = json::read(text.strip_prefix("[0] ").expect("a prefix"));
-        assert_eq!((&found["backend"], &found["device"]), (&"nccl".into(), &"cuda:0".into()));
+        let (output, text) = launch("2", backend, "8");
+        assert!(output.status.success() && text.lines().count() == 2, "{text}");
+        for line in text.lines() {
+            let (rank, found) = line.split_once(' ').expect("a prefix");
+            let device = if rank == "[0]" { "cuda:0" } else { "cuda:1" };
+            let found = json::read(found);
+            assert_eq!((&found["backend"], &found["device"]), (&"nccl".into(), &device.into()));
+        }
     }
     // Two ranks on one GPU: "auto" is the host backend, and "nccl" fails.
     let (output, text) = launch("2", "auto", "1");
@@ -88,7 +91,9 @@ fn an_environment_has_its_gpu() {
     assert!(!output.status.success(), "{text}");
     assert_eq!(text.matches("ranks 0 and 1 are both on GPU").count(), 2, "{text}");
     // If creating the communicator fails on one rank, the other fails at once.
-    let (output, text) = launch("2", "nccl", "2");
+    let failing = ["env", "FAKE_NCCL=fail=ncclCommInitRankConfig:1:2:1", DISTCOLLECTIVE, "launch", "-n", "2", "--"];
+    let env = [DISTCOLLECTIVE, "env", "--timeout", "5", "--backend", "nccl"];
+    let (output, text) = run(Variant::Current, "2", &[&failing[..], &env].concat());
     assert!(!output.status.success(), "{text}");
-    assert!(text.contains("ended the communicator: ncclCommInitRankConfig") || text.contains("NCCL says"), "{text}");
+    assert!(text.contains("rank 1: ncclCommInitRankConfig: NCCL says ncclSystemError"), "{text}");
 }
