@@ -1,6 +1,6 @@
 """Tensors on GPUs and the backend "nccl", with stand-ins for CUDA and NCCL (tests/fake_gpu).
 
-The stand-ins have all ranks in one process.
+Ranks are threads.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Programs of test_torch_gpus.py: groups of distcollective.torch on tensors of torch's on GPUs.
 
 The GPUs are those of the stand-ins for CUDA and NCCL (cuda_stubs.py), which run none of torch's kernels: tensors are made
-on the CPU and copied. Ranks are threads, because the stand-in for NCCL has all ranks in one process.
+on the CPU and copied. Ranks are threads.
 """
 
 import ctypes
