@@ -36,8 +36,9 @@ static void run(void *data) {
         pthread_cond_wait(&changed, &lock);
     if (!communicator_stopped(communicator)) {
         communicator->busy = true;
+        bool has_processes = communicator->clique->gathering != NULL;
         if (!is_spoiled(communicator, bundle))
-            run_calls(communicator, bundle->calls, bundle->count);
+            (has_processes ? run_calls_of_processes : run_calls)(communicator, bundle->calls, bundle->count);
         communicator->busy = false;
     }
     communicator->executed += !bundle->captured;
