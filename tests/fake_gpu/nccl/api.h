@@ -3,8 +3,8 @@
  * its names, layouts and numbers, and a few functions of its own.
  *
  * The model:
- *   - Ranks are threads, or up to 16 processes. Between processes an input has at most 16 MiB, and a
- *     message at most 1 MiB.
+ *   - Ranks are threads, or up to 16 processes. Between processes an input has at most 16 MiB,
+ *     and a message at most 1 MiB.
  *   - A collective is a host function on its stream. The stream is the fake driver's. This library
  *     finds the driver as libcuda.so.1, as the real library finds the real driver.
  *   - The n-th collective of each rank on a communicator belongs together. It waits for the other

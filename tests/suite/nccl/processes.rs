@@ -69,7 +69,7 @@ fn wait_for_the_end(communicator: &Communicator) -> distcollective::Error {
         if let Err(error) = communicator.check() {
             return error;
         }
-        assert!(Instant::now() < end, "nobody has told this rank");
+        assert!(Instant::now() < end, "no rank has told this one");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -313,6 +313,20 @@ fn a_barrier_names_who_is_missing_on_another_machine() {
 fn an_error_is_told_on_all_machines() {
     for machines in [&TWO_MACHINES[..], &["a", "b", "c"]] {
         each_says("processes fail", machines, "out of data");
+    }
+}
+
+#[test]
+fn an_error_of_init_is_told_on_all_machines() {
+    if needs_test_libraries() {
+        return;
+    }
+    let script = [("FAKE_NCCL", "fail=ncclCommInitRankConfig:1:2:3")];
+    let ranks = Child::new("processes fail", 4).on_machines(&TWO_MACHINES).with(&script).start();
+    for (rank, (_, said)) in wait_all(ranks, DEADLINE).into_iter().enumerate() {
+        let told = if rank == 3 { "" } else { "rank 3 ended the communicator: " };
+        let text = format!("rank {rank}: {told}ncclCommInitRankConfig: NCCL says ncclSystemError");
+        assert!(said.contains(&text), "{said}");
     }
 }
 
