@@ -229,8 +229,7 @@ pub(crate) trait Backend: Watch + Any {
         true
     }
 
-    /// A log in which this rank says what it calls of another backend that has the same ranks. The
-    /// ranks of each machine have their logs.
+    /// A log in which this rank says what it calls of another backend that has the same ranks.
     fn call_log(&self) -> Result<Box<dyn CallLog>> {
         bail!(Unsupported, "backend {} has no call logs", self.kind())
     }
@@ -294,7 +293,10 @@ pub(crate) trait CallLog: Send + Sync {
 
     /// Waits until all ranks have added as many calls as this one. `what` is the latest.
     fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()>;
+}
 
+/// A log of this machine's ranks, of which a rank of another machine can have a copy.
+pub(crate) trait ExportedLog: CallLog {
     /// How many calls this rank has added.
     fn last(&self) -> u64;
 
@@ -302,8 +304,9 @@ pub(crate) trait CallLog: Send + Sync {
     /// which. Those of which there is no record any more are left out.
     fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>);
 
-    /// Takes what a rank of another machine has exported. From then on its calls are compared too.
-    fn import(&self, rank: Rank, calls: &[u8]) -> Result<()>;
+    /// Adds what a rank of another machine has exported to what is known of its calls, and compares
+    /// these with this rank's.
+    fn compare_with(&self, rank: Rank, exported: &[u8]) -> Result<()>;
 }
 
 /// One rank's handle on a control communicator; `control.rs` has what it does.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::job::Handle;
 use super::link::{Bytes, MessageKind, Tag};
-use crate::comm::backend::CallLog;
+use crate::comm::backend::{CallLog, ExportedLog};
 use crate::comm::message::{Direction, MessageRequest};
 use crate::comm::rank_lock::try_enter;
 use crate::comm::signature::Signature;
@@ -33,7 +33,7 @@ pub(super) enum Duty {
 
 pub(super) struct MachineLogs {
     /// Those of this machine's ranks.
-    logs: Box<dyn CallLog>,
+    logs: Box<dyn ExportedLog>,
     ranks: Box<[GroupRank]>,
     duty: Duty,
     job: Handle,
@@ -49,7 +49,7 @@ struct Latest {
 
 impl MachineLogs {
     pub(super) fn new(
-        (logs, ranks): (Box<dyn CallLog>, &[GroupRank]),
+        (logs, ranks): (Box<dyn ExportedLog>, &[GroupRank]),
         duty: Duty,
         job: Handle,
         communicator: u32,
@@ -72,9 +72,11 @@ impl MachineLogs {
         match &self.duty {
             Duty::Compare(others) => {
                 for other in others {
-                    loop {
-                        let Some(calls) = self.job.inbox().take(*other, self.tag) else { break };
-                        self.logs.import(*other, &calls)?;
+                    // This rank may have come to calls that it has had from the other one before.
+                    let mut next = Some(Bytes::default());
+                    while let Some(calls) = next {
+                        self.logs.compare_with(*other, &calls)?;
+                        next = self.job.inbox().take(*other, self.tag);
                     }
                 }
             }
@@ -115,17 +117,5 @@ impl CallLog for MachineLogs {
 
     fn wait_for_peers(&self, what: &dyn fmt::Display, deadline: Instant) -> Result<()> {
         self.logs.wait_for_peers(what, deadline)
-    }
-
-    fn last(&self) -> u64 {
-        self.logs.last()
-    }
-
-    fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>) {
-        self.logs.export(known, most)
-    }
-
-    fn import(&self, rank: Rank, calls: &[u8]) -> Result<()> {
-        self.logs.import(rank, calls)
     }
 }

@@ -375,8 +375,7 @@ impl Job {
             return;
         }
         let tag = Tag { communicator, kind: MessageKind::Leave, number: 0 };
-        let others: Vec<Rank> = members.iter().copied().filter(|rank| *rank != self.own).collect();
-        let _unreachable = self.link.send_to_all(&others, tag, &[]);
+        let _unreachable = self.send_sign(members.iter().copied().filter(|rank| *rank != self.own), tag);
     }
 
     /// Begins to send a message without bytes to other ranks.

@@ -536,15 +536,14 @@ impl Backend for ClusterBackend {
     }
 
     fn call_log(&self) -> Result<Box<dyn CallLog>> {
-        let (place, logs) = (&self.placement, self.host.call_log()?);
         if self.is_one_machine() {
-            return Ok(logs);
+            return self.host.call_log();
         }
+        let (place, logs) = (&self.placement, self.host.exported_log()?);
         let first_of = |machine| place.member(place.ranks_of(machine)[0]);
-        let first = place.member(GroupRank(0));
         let duty = match place.own {
             GroupRank(0) => Duty::Compare(place.other_machines().map(first_of).collect()),
-            own if place.local_index(own) == 0 => Duty::SendTo(first),
+            own if place.local_index(own) == 0 => Duty::SendTo(place.member(GroupRank(0))),
             _ => Duty::None,
         };
         Ok(Box::new(MachineLogs::new((logs, place.local_ranks()), duty, self.job.share(), self.id)))

@@ -16,7 +16,7 @@ use super::transfer::running_call::{RunningCall, goes_on_after};
 use super::world::World;
 use crate::collective::Purpose;
 use crate::comm::BackendKind;
-use crate::comm::backend::{Backend, CallLog, Checked, Fill, Request, gather_numbers, is_shared};
+use crate::comm::backend::{Backend, CallLog, Checked, ExportedLog, Fill, Request, gather_numbers, is_shared};
 use crate::comm::message::{Delivery, MessageRequest, OnEnd};
 use crate::comm::rank_lock;
 use crate::comm::run_id::CountedRun;
@@ -104,6 +104,11 @@ impl HostBackend {
     /// [`Backend::abort`] because of a rank with this name, of any machine.
     pub(in crate::comm) fn abort_by(&self, kind: ErrorKind, name: Rank, reason: &str) {
         self.domain().abort(kind, name, reason);
+    }
+
+    /// [`call_log`](Backend::call_log), for ranks that are on several machines.
+    pub(in crate::comm) fn exported_log(&self) -> Result<Box<dyn ExportedLog>> {
+        Ok(Box::new(CallLogs::new(&self.own.segment, self.own.rank)?))
     }
 
     /// Runs one collective.

@@ -3,14 +3,13 @@
 //! and that of the receiver.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::call_log::{CALL_DIGESTS, Difference, Log, Logged, MESSAGES, advance, call_count, message_logs};
 
 use super::segment::Segment;
-use crate::comm::backend::CallLog;
+use crate::comm::backend::{CallLog, ExportedLog};
 use crate::comm::host::memory::SharedMemory;
 use crate::comm::message::{Direction, MessageRequest};
 use crate::comm::signature::{self, Signature};
@@ -49,7 +48,6 @@ pub(crate) struct CallLogs {
     compared: Box<[[AtomicU64; 3]]>,
     /// What ranks of other machines have exported.
     mirrors: Mutex<Vec<Mirror>>,
-    has_mirrors: AtomicBool,
 }
 
 /// The calls of a rank of another machine, as far as they are known here.
@@ -57,6 +55,25 @@ struct Mirror {
     rank: Rank,
     calls: Log,
     compared: AtomicU64,
+}
+
+impl Mirror {
+    fn new(rank: Rank) -> Result<Self> {
+        let count = call_count(1);
+        let memory = Arc::new(SharedMemory::for_threads(Log::byte_len(0, count))?);
+        // Calls may be left out, and so may those whose digests would be kept.
+        Ok(Mirror { rank, calls: Log::new(&memory, 0, 0, count), compared: AtomicU64::new(0) })
+    }
+
+    /// Takes what the rank has exported.
+    fn import(&self, calls: &[u8]) {
+        let word = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        for call in calls.chunks_exact((1 + Logged::WORDS) * size_of::<u64>()) {
+            let (sequence, call) = call.split_at(size_of::<u64>());
+            let words = std::array::from_fn(|i| word(&call[i * size_of::<u64>()..]));
+            self.calls.put(word(sequence), Logged::of_words(words));
+        }
+    }
 }
 
 impl CallLogs {
@@ -75,8 +92,7 @@ impl CallLogs {
         };
         let ranks = segment.ranks().map(logs).collect();
         let compared = segment.ranks().map(|_| Default::default()).collect();
-        let (mirrors, has_mirrors) = (Mutex::default(), AtomicBool::new(false));
-        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared, mirrors, has_mirrors })
+        Ok(CallLogs { segment: Arc::clone(segment), rank, ranks, compared, mirrors: Mutex::default() })
     }
 
     fn of(&self, rank: GroupRank) -> &RankLogs {
@@ -85,13 +101,6 @@ impl CallLogs {
 
     fn name(&self, rank: GroupRank) -> Rank {
         self.segment.name(rank)
-    }
-
-    /// The error of calls that differ from those of a rank of another machine.
-    fn differs_from(&self, mirror: &Mirror, difference: &Difference) -> Error {
-        let mut sides = [(self.name(self.rank), &self.of(self.rank).calls), (mirror.rank, &mirror.calls)];
-        sides.sort_by_key(|(rank, _)| *rank);
-        self.calls_differ(sides.into_iter(), mirror.rank, difference)
     }
 
     /// The error of calls that differ from a peer's, with those of all `ranks`.
@@ -184,48 +193,6 @@ impl CallLog for CallLogs {
                 advance([one, other], received).map_err(differ)?;
             }
         }
-        if self.has_mirrors.load(Ordering::Relaxed) {
-            for mirror in &*lock(&self.mirrors) {
-                advance([&own.calls, &mirror.calls], &mirror.compared)
-                    .map_err(|found| self.differs_from(mirror, &found))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn last(&self) -> u64 {
-        self.of(self.rank).calls.last()
-    }
-
-    fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>) {
-        let own = &self.of(self.rank).calls;
-        let first = known.max(own.last().saturating_sub(own.len() as u64)) + 1;
-        let last = own.last().min(first + most as u64 - 1);
-        let calls = (first..=last).filter_map(|sequence| Some((sequence, own.read(sequence)?)));
-        let words = calls.flat_map(|(sequence, call)| std::iter::once(sequence).chain(call.to_words()));
-        (last, words.flat_map(u64::to_le_bytes).collect())
-    }
-
-    fn import(&self, rank: Rank, calls: &[u8]) -> Result<()> {
-        let mut mirrors = lock(&self.mirrors);
-        let index = match mirrors.iter().position(|mirror| mirror.rank == rank) {
-            Some(index) => index,
-            None => {
-                let count = call_count(1);
-                let memory = Arc::new(SharedMemory::for_threads(Log::byte_len(0, count))?);
-                // Calls may be left out, and so may those whose digests would be kept.
-                let calls = Log::new(&memory, 0, 0, count);
-                mirrors.push(Mirror { rank, calls, compared: AtomicU64::new(0) });
-                self.has_mirrors.store(true, Ordering::Relaxed);
-                mirrors.len() - 1
-            }
-        };
-        let word = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
-        for call in calls.chunks_exact((1 + Logged::WORDS) * size_of::<u64>()) {
-            let (sequence, call) = call.split_at(size_of::<u64>());
-            let words = std::array::from_fn(|i| word(&call[i * size_of::<u64>()..]));
-            mirrors[index].calls.put(word(sequence), Logged::of_words(words));
-        }
         Ok(())
     }
 
@@ -257,6 +224,37 @@ impl CallLog for CallLogs {
                 return Err(stopped.error(format_args!("while {what} waited for {}", list()), late));
             }
         }
+    }
+}
+
+impl ExportedLog for CallLogs {
+    fn last(&self) -> u64 {
+        self.of(self.rank).calls.last()
+    }
+
+    fn export(&self, known: u64, most: usize) -> (u64, Vec<u8>) {
+        let own = &self.of(self.rank).calls;
+        let first = known.max(own.last().saturating_sub(own.len() as u64)) + 1;
+        let last = own.last().min(first + most as u64 - 1);
+        let calls = (first..=last).filter_map(|sequence| Some((sequence, own.read(sequence)?)));
+        let words = calls.flat_map(|(sequence, call)| std::iter::once(sequence).chain(call.to_words()));
+        (last, words.flat_map(u64::to_le_bytes).collect())
+    }
+
+    fn compare_with(&self, rank: Rank, exported: &[u8]) -> Result<()> {
+        let mut mirrors = lock(&self.mirrors);
+        let known = mirrors.iter().position(|mirror| mirror.rank == rank);
+        let index = known.unwrap_or(mirrors.len());
+        if known.is_none() {
+            mirrors.push(Mirror::new(rank)?);
+        }
+        let (own, mirror) = (&self.of(self.rank).calls, &mirrors[index]);
+        mirror.import(exported);
+        advance([own, &mirror.calls], &mirror.compared).map_err(|found| {
+            let mut sides = [(self.name(self.rank), own), (rank, &mirror.calls)];
+            sides.sort_by_key(|(rank, _)| *rank);
+            self.calls_differ(sides.into_iter(), rank, &found)
+        })
     }
 }
 
@@ -507,14 +505,14 @@ mod tests {
                 log.add(sum_of(block_elements), log.last() + 1);
             }
 
-            fn export(&mut self, most: usize) {
+            fn export(&mut self, most: usize) -> std::result::Result<(), String> {
                 let (last, calls) = self.ranks[1].export(self.exported, most);
-                self.ranks[0].import(Rank(1), &calls).expect("memory");
                 self.exported = last;
+                self.ranks[0].compare_with(Rank(1), &calls).map_err(|error| error.to_string())
             }
 
             fn compare(&self) -> std::result::Result<(), String> {
-                self.ranks[0].compare().map_err(|error| error.to_string())
+                self.ranks[0].compare_with(Rank(1), &[]).map_err(|error| error.to_string())
             }
         }
 
@@ -525,14 +523,12 @@ mod tests {
                 machines.add(0, call);
                 machines.add(1, call);
                 if call % 700 == 0 {
-                    machines.export(1000);
-                    machines.compare().expect("the same");
+                    machines.export(1000).expect("the same");
                 }
             }
             machines.add(1, 7);
             machines.add(1, 9);
-            machines.export(1000);
-            machines.compare().expect("this rank has not come to it");
+            machines.export(1000).expect("this rank has not come to it");
             machines.add(0, 8);
             let text = "ranks disagree on collective 5001: rank 0 calls all_reduce(sum) of 8 float32; rank 1 calls \
                         all_reduce(sum) of 7 float32";
@@ -548,22 +544,21 @@ mod tests {
                 for call in 0..last {
                     machines.add(1, if Some(call) == odd { 1000 } else { call });
                 }
-                machines.export(10);
+                machines.export(10).expect("nothing to compare");
                 assert_eq!(machines.exported, (last - records + 10) as u64);
                 for call in 0..last - records {
                     machines.add(0, call);
                     machines.compare().expect("the same, as far as is known");
                 }
                 while machines.exported < last as u64 {
-                    machines.export(1000);
+                    machines.export(1000).expect("the same, as far as is known");
                 }
                 (last - records..last).for_each(|call| machines.add(0, call));
                 let text = match (machines.compare(), odd) {
                     (Ok(()), None) => {
                         machines.add(0, 1);
                         machines.add(1, 2);
-                        machines.export(1000);
-                        machines.compare().expect_err("they differ")
+                        machines.export(1000).expect_err("they differ")
                     }
                     (found, _) => found.expect_err("they differ"),
                 };
