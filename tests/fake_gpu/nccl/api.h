@@ -3,8 +3,7 @@
  * its names, layouts and numbers, and a few functions of its own.
  *
  * The model:
- *   - Ranks are threads, or up to 16 processes. Between processes an input has at most 16 MiB,
- *     and a message at most 1 MiB.
+ *   - Ranks are threads, or up to 16 processes. Between processes an input has at most 16 MiB.
  *   - A collective is a host function on its stream. The stream is the fake driver's. This library
  *     finds the driver as libcuda.so.1, as the real library finds the real driver.
  *   - The n-th collective of each rank on a communicator belongs together. It waits for the other
@@ -12,7 +11,10 @@
  *     the elements of all.
  *   - If these calls differ in operation, count, type, reduction or root, all ranks wait until the
  *     communicator is aborted.
- *   - Captured collectives run with every launch of their graph.
+ *   - Captured collectives run with every launch of their graph. Until their graphs are gone, the
+ *     communicator does not end.
+ *   - The first collective of all ranks, and the first message between two, wait on the host until
+ *     the peers come.
  *
  * The library is stricter than NCCL. It records a violation for a mistake that NCCL may accept,
  * and returns an error too where it can. Violations are:
@@ -21,7 +23,7 @@
  *   - two threads inside one communicator, or its abort while another thread is inside; from 2.22
  *     on an abort in a group only sets flags, and the violation is ncclGroupEnd meanwhile
  *   - an abort of the child of a split that failed before an abort of the parent
- *   - the use of a communicator that was destroyed or aborted, also by a graph
+ *   - the use of a communicator that was destroyed or aborted
  *   - a call other than those that end it on a communicator that was finalized or revoked
  *   - a current device that is not the communicator's
  *   - calls on different streams for one communicator in one group

@@ -30,8 +30,6 @@ static void run(void *data) {
     struct communicator *communicator = bundle->communicator;
     pthread_mutex_lock(&lock);
     communicator->running++;
-    if (communicator->stage == DESTROYED)
-        note_violation("rank %d: a collective of a destroyed communicator is launched", communicator->rank);
     while (!is_turn(communicator, bundle) && !communicator_stopped(communicator))
         pthread_cond_wait(&changed, &lock);
     if (!communicator_stopped(communicator)) {
@@ -59,6 +57,73 @@ static bool wait_for_room(const struct communicator *communicator) {
     return !communicator_stopped(communicator);
 }
 
+/* What a rank has come to: a send to another rank, a receive from it, or a collective, which is
+ * noted with the rank itself. */
+enum end { SENDS = 1, RECEIVES = 2, COLLECTS = 4 };
+
+static int *ends(const struct clique *clique, int from, int to) {
+    return clique->gathering != NULL ? gathering_ends(clique->gathering, from, to)
+                                     : &clique->ends[from * clique->size + to];
+}
+
+static bool is_sent_to(const struct call *call, int rank, int peer) {
+    return call->operation == ALL_TO_ALL || (call->operation == SCATTER && call->root == rank)
+        || ((call->operation == SEND || call->operation == GATHER) && call->root == peer);
+}
+
+static bool is_received_from(const struct call *call, int rank, int peer) {
+    return call->operation == ALL_TO_ALL || (call->operation == GATHER && call->root == rank)
+        || ((call->operation == RECEIVE || call->operation == SCATTER) && call->root == peer);
+}
+
+static bool is_for_all(const struct call *call) {
+    return call->operation <= REDUCE_SCATTER;
+}
+
+/* Notes the own end of a line to a peer, or looks whether the peer has come to the other one. */
+static bool has_end(const struct clique *clique, int from, int to, enum end end, bool is_own) {
+    int *place = ends(clique, from, to);
+    int before = is_own ? __atomic_fetch_or(place, end, __ATOMIC_SEQ_CST) : __atomic_load_n(place, __ATOMIC_SEQ_CST);
+    return is_own || (before & end) != 0;
+}
+
+/* Notes all own ends of a bundle, or looks whether all peers have come to theirs. */
+static bool has_ends(const struct bundle *bundle, bool is_own) {
+    const struct clique *clique = bundle->communicator->clique;
+    int rank = bundle->communicator->rank;
+    bool all = true;
+    for (size_t i = 0; i < bundle->count; i++) {
+        const struct call *call = &bundle->calls[i];
+        for (int peer = 0; peer < clique->size; peer++) {
+            int at = is_own ? rank : peer;
+            if (FAKE_NCCL_VERSION >= 22200 && is_for_all(call))
+                all = has_end(clique, at, at, COLLECTS, is_own) && all;
+            if (peer != rank && is_sent_to(call, rank, peer))
+                all = has_end(clique, rank, peer, is_own ? SENDS : RECEIVES, is_own) && all;
+            if (peer != rank && is_received_from(call, rank, peer))
+                all = has_end(clique, peer, rank, is_own ? RECEIVES : SENDS, is_own) && all;
+        }
+    }
+    return all;
+}
+
+void bundle_announce(const struct bundle *bundle) {
+    has_ends(bundle, true);
+}
+
+/* Ranks connect on the host: all at their first collective (ncclCollPreconnect in group.cc, from
+ * 2.22 on), and two at their first message (ncclP2PPreconnectFunc). Abort flags end the wait. */
+static bool connect(const struct bundle *bundle) {
+    bundle_announce(bundle);
+    while (!has_ends(bundle, false) && !communicator_stopped(bundle->communicator))
+        gathering_nap();
+    return !communicator_stopped(bundle->communicator);
+}
+
+static void note_end_of_graph(void *communicator) {
+    __atomic_fetch_sub(&((struct communicator *)communicator)->graph_uses, 1, __ATOMIC_SEQ_CST);
+}
+
 ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     struct bundle *bundle = data;
     const struct driver *cuda = driver();
@@ -68,7 +133,7 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     int error = cuda->stream_is_capturing(bundle->stream, &status);
     bundle->captured = status == CAPTURE_ACTIVE;
     pthread_mutex_lock(&lock);
-    bool aborted = !bundle->captured && !wait_for_room(communicator);
+    bool aborted = !connect(bundle) || (!bundle->captured && !wait_for_room(communicator));
     if (bundle->captured) {
         bundle->next = recorded;
         recorded = bundle;
@@ -79,7 +144,14 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     if (aborted) {
         void *popped;
         cuda->context_pop(&popped);
-        return failure(ncclInternalError, "aborted while the GPU's queue was full");
+        return failure(ncclInternalError, "aborted while peers or the GPU were waited for");
+    }
+    /* A call of one rank is no kernel of NCCL's. */
+    if (error == 0 && bundle->captured && communicator->clique->size > 1) {
+        __atomic_fetch_add(&communicator->graph_uses, 1, __ATOMIC_SEQ_CST);
+        error = at_end_of_graph(bundle->stream, note_end_of_graph, communicator);
+        if (error != 0)
+            note_end_of_graph(communicator);
     }
     if (error == 0 && bundle->captured)
         error = register_captured(bundle);

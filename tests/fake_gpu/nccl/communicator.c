@@ -81,13 +81,6 @@ static const char *objection(const struct communicator *communicator, int allowa
     return NULL;
 }
 
-/* The communicator's own error, or the one that it has because its resources were aborted. */
-static ncclResult_t state(const struct communicator *communicator) {
-    if (communicator->async_error == ncclSuccess && communicator->fate->aborted)
-        return ncclInternalError;
-    return communicator->async_error;
-}
-
 /* Whether the calling thread's device is the communicator's. Not with the lock held. */
 static bool is_on_device(const struct communicator *communicator) {
     int device;
@@ -120,7 +113,7 @@ ncclResult_t enter(
     }
     bool gone = communicator == NULL || communicator->stage >= DESTROYED;
     ncclResult_t broken =
-        communicator != NULL && (allowances & MAY_HAVE_FAILED) == 0 ? state(communicator) : ncclSuccess;
+        communicator != NULL && (allowances & MAY_HAVE_FAILED) == 0 ? communicator->async_error : ncclSuccess;
     pthread_mutex_unlock(&lock);
     ncclResult_t result = begin(function, communicator != NULL ? communicator->rank : -1, text);
     if (communicator == NULL)
@@ -253,6 +246,8 @@ ncclResult_t hide_progress(ncclResult_t result) {
 /* Enqueues the bundles of a group in their order, and says of each communicator that it is done. */
 static ncclResult_t enqueue_in_order(struct bundle *bundle) {
     ncclResult_t result = ncclSuccess;
+    for (struct bundle *next = bundle; next != NULL; next = next->next)
+        bundle_announce(next);
     while (bundle != NULL) {
         struct bundle *next = bundle->next;
         struct communicator *communicator = bundle->communicator;
@@ -312,7 +307,7 @@ EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t *error
     if (error == NULL)
         return leave(communicator, ncclInvalidArgument);
     pthread_mutex_lock(&lock);
-    *error = communicator->pending ? ncclInProgress : state(communicator);
+    *error = communicator->pending ? ncclInProgress : communicator->async_error;
     pthread_mutex_unlock(&lock);
     return leave(communicator, ncclSuccess);
 }
@@ -351,12 +346,20 @@ EXPORT ncclResult_t ncclCommCuDevice(ncclComm_t communicator, int *device) {
     return get(__func__, communicator, device, device_of);
 }
 
+/* Waits until no graph has a call of the communicator. Abort flags do not end this
+ * (localPersistentRefs in commDestroySync, init.cc of NCCL 2.30.7). */
+static void wait_for_graphs(const struct communicator *communicator) {
+    while (__atomic_load_n(&communicator->graph_uses, __ATOMIC_SEQ_CST) > 0)
+        gathering_nap();
+}
+
 /* Waits until this rank's work is through and every rank has come. */
 static ncclResult_t flush(struct communicator *communicator, void *nothing) {
     (void)nothing;
     pthread_mutex_lock(&lock);
     while (communicator->executed != communicator->enqueued && !communicator_stopped(communicator))
         pthread_cond_wait(&changed, &lock);
+    wait_for_graphs(communicator);
     struct assembly *assembly = assemble(communicator, "finalize", NULL, 0, NULL);
     if (assembly != NULL) {
         assembly_leave(communicator, assembly);
@@ -414,6 +417,7 @@ void abort_finish(struct communicator *communicator) {
     if (communicator->parent != NULL && communicator->parent->stage != ABORTED)
         note_violation("rank %d: the child of a failed split is aborted before its parent", communicator->rank);
     settle(communicator);
+    wait_for_graphs(communicator);
     end(communicator, ABORTED);
     pthread_mutex_unlock(&lock);
 }

@@ -10,6 +10,7 @@ struct clique *clique_new(int size) {
     struct clique *clique = allocate(sizeof *clique);
     clique->size = size;
     clique->members = allocate((size_t)size * sizeof(struct communicator *));
+    clique->ends = allocate((size_t)size * (size_t)size * sizeof(int));
     clique->next = cliques;
     cliques = clique;
     return clique;
@@ -164,7 +165,10 @@ ncclResult_t join_ranks(struct communicator *communicator, void *nothing) {
     pthread_mutex_unlock(&lock);
     if (!came)
         return failure(ncclInternalError, "aborted while other ranks were waited for");
-    return duplicate ? failure(ncclInvalidUsage, "Duplicate GPU detected") : ncclSuccess;
+    /* The text is that of initTransportsRank (init.cc of NCCL 2.30.7). */
+    return duplicate ? failure(ncclInvalidUsage, "Multiple Ranks are using the same GPU/Partition. "
+                               "Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.")
+                     : ncclSuccess;
 }
 
 static ncclResult_t initialize(

@@ -141,6 +141,8 @@ struct clique {
     struct meeting *meetings;
     struct assembly *assemblies;
     struct transfer *transfers;
+    /* Who has come to a first call: for each two ranks, as bundle.c says. Atomic. */
+    int *ends;
 };
 struct clique *clique_new(int size);
 
@@ -178,6 +180,8 @@ struct communicator {
     uint64_t enqueued, executed;
     int running;
     bool busy;
+    /* How many of its bundles graphs have. Atomic. */
+    int graph_uses;
     /* How many collectives and assemblies it has come to. */
     uint64_t met, assembled;
     /* The reductions that were made for it: sums of elements that are multiplied first. */
@@ -247,7 +251,20 @@ struct assembly *assemble(struct communicator *communicator, const char *kind, v
     void (*conclude)(struct clique *clique, struct assembly *assembly));
 void assembly_leave(struct communicator *communicator, struct assembly *assembly);
 
-/* Ranks in several processes: processes.c. With the lock held. */
+/* Ranks in several processes: gathering.c. */
+size_t gathering_size(void);
+/* The gathering in a file, or NULL. */
+struct gathering *gathering_map(int file, size_t offset);
+/* Adds so many ranks to those who have come, and returns how many these are now. */
+int gathering_come(struct gathering *gathering, int ranks);
+/* Lets go of the lock for a moment. */
+void gathering_nap(void);
+/* The place in `ends` of a clique that has a gathering. */
+int *gathering_ends(struct gathering *gathering, int from, int to);
+/* As run_calls. With the lock held. */
+void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count);
+
+/* How they find each other: processes.c. With the lock held. */
 bool gathering_make_id(ncclUniqueId *id);
 /* Opens the gathering of a clique's id. */
 bool gathering_open(struct clique *clique);
@@ -256,10 +273,7 @@ void gathering_of_group(const struct clique *parent, uint64_t number, int color,
 bool gathering_take_seat(const struct communicator *communicator);
 /* Whether all ranks are there. If they are of this process, the gathering ends. */
 bool gathering_is_complete(struct clique *clique);
-/* Lets go of the lock for a moment. */
-void gathering_nap(void);
-/* As run_calls and assemble. */
-void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count);
+/* As assemble. */
 struct assembly *assemble_processes(struct communicator *communicator, const char *kind, const void *gift, size_t size,
     void (*conclude)(struct clique *clique, struct assembly *assembly));
 
@@ -273,6 +287,8 @@ struct bundle {
     size_t count;
     struct call calls[];
 };
+/* Tells the peers that this rank comes, for a first call. With and without the lock. */
+void bundle_announce(const struct bundle *bundle);
 /* Puts it on its stream, as work for `complete`. */
 ncclResult_t bundle_enqueue(struct communicator *communicator, void *bundle);
 
@@ -296,6 +312,9 @@ const char *memory_start(const char *address, size_t size);
 /* Whether a window of the communicator, or of any, touches the bytes. */
 bool window_overlaps(const struct communicator *communicator, const char *address, size_t size);
 
+/* Has a function called with a value when the graph that the stream records is gone. It must take no
+ * lock. Gives the driver's error. */
+int at_end_of_graph(cudaStream_t stream, void (*function)(void *value), void *value);
 /* Registers what the calls of a bundle that is being captured use of ncclMemAlloc's memory. Gives
  * the driver's error. Without the lock. */
 int register_captured(const struct bundle *bundle);

@@ -3,9 +3,21 @@
 
 #include "internal.h"
 
-#if FAKE_NCCL_VERSION >= 22400
 #define NO_DESTRUCTOR_SYNC 1
 #define MOVE_REFERENCE 1
+
+int at_end_of_graph(cudaStream_t stream, void (*function)(void *value), void *value) {
+    const struct driver *cuda = driver();
+    int status;
+    unsigned long long id;
+    void *graph, *object;
+    int error = cuda->stream_get_capture_info(stream, &status, &id, &graph, NULL, NULL);
+    if (error == 0)
+        error = cuda->user_object_create(&object, value, function, 1, NO_DESTRUCTOR_SYNC);
+    return error != 0 ? error : cuda->graph_retain_user_object(graph, object, 1, MOVE_REFERENCE);
+}
+
+#if FAKE_NCCL_VERSION >= 22400
 /* With how many groups a communicator comes to the graphs that are gone (group.cc of NCCL 2.30.7,
  * GROUP_MAX_RECLAIM_STEPS). */
 #define GROUPS 11
@@ -29,13 +41,6 @@ static void note_end_of_graph(void *registration) {
 }
 
 static int add(const struct communicator *communicator, const char *memory, cudaStream_t stream) {
-    const struct driver *cuda = driver();
-    int status;
-    unsigned long long id;
-    void *graph, *object;
-    int error = cuda->stream_get_capture_info(stream, &status, &id, &graph, NULL, NULL);
-    if (error != 0)
-        return error;
     struct registration *registration = allocate(sizeof *registration);
     registration->communicator = communicator;
     registration->memory = memory;
@@ -43,8 +48,7 @@ static int add(const struct communicator *communicator, const char *memory, cuda
     registration->next = registrations;
     registrations = registration;
     pthread_mutex_unlock(&lock);
-    error = cuda->user_object_create(&object, registration, note_end_of_graph, 1, NO_DESTRUCTOR_SYNC);
-    return error != 0 ? error : cuda->graph_retain_user_object(graph, object, 1, MOVE_REFERENCE);
+    return at_end_of_graph(stream, note_end_of_graph, registration);
 }
 
 int register_captured(const struct bundle *bundle) {

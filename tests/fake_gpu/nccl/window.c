@@ -47,20 +47,21 @@ struct wish {
     char *buffer;
     size_t size, offset, bound_at;
     int flags;
-    bool possible;
+    /* Whether the memory is ncclMemAlloc's. */
+    bool is_nccls;
     ncclWindow_t *handle;
 };
 
 enum verdict { UNLIKE, UNSUPPORTED, SUPPORTED };
 
-/* Whether all ranks want the same, and can have it. */
+/* Whether all ranks want the same. */
 static void conclude(struct clique *clique, struct assembly *assembly) {
     const struct wish *first = assembly->gifts[0];
-    assembly->verdict = first->possible && !script_has("null_window") ? SUPPORTED : UNSUPPORTED;
+    assembly->verdict = script_has("null_window") ? UNSUPPORTED : SUPPORTED;
     for (int rank = 1; rank < clique->size; rank++) {
         const struct wish *wish = assembly->gifts[rank];
         bool symmetric = (wish->flags & NCCL_WIN_COLL_SYMMETRIC) != 0;
-        if (wish->size != first->size || wish->flags != first->flags || wish->possible != first->possible
+        if (wish->size != first->size || wish->flags != first->flags
             || (symmetric && wish->offset != first->offset))
             assembly->verdict = UNLIKE;
     }
@@ -69,7 +70,7 @@ static void conclude(struct clique *clique, struct assembly *assembly) {
             note_violation("ranks bind a window at different offsets");
     }
     if (assembly->verdict == UNLIKE)
-        note_violation("ranks register windows of different sizes, offsets, flags or kinds of memory");
+        note_violation("ranks register windows of different sizes, offsets or flags");
 }
 
 static ncclWindow_t window_new(struct communicator *communicator, const struct wish *wish) {
@@ -106,6 +107,15 @@ static size_t free_space(const struct communicator *communicator, size_t size) {
 static ncclResult_t register_window(struct communicator *communicator, void *argument) {
     struct wish *wish = argument;
     ncclResult_t result = ncclInternalError;
+    /* In progress already (ncclDevrWindowRegisterInGroup in dev_runtime.cc of NCCL 2.30.7). */
+    if ((uintptr_t)wish->buffer % NCCL_WIN_REQUIRED_ALIGNMENT != 0) {
+        free(wish);
+        return failure(ncclInvalidArgument, "Window address must be suitably aligned.");
+    }
+    if (!wish->is_nccls) {
+        free(wish);
+        return failure(ncclUnhandledCudaError, "cuMemRetainAllocationHandle has failed");
+    }
     pthread_mutex_lock(&lock);
     wish->bound_at = free_space(communicator, wish->size);
     struct assembly *assembly = assemble(communicator, "window", wish, sizeof *wish, conclude);
@@ -124,8 +134,7 @@ EXPORT ncclResult_t ncclCommWindowRegister(
     struct communicator *communicator;
     TRY(enter(__func__, handle, 0, &communicator, "size %zu flags %d", size, flags));
     if (buffer == NULL || size == 0 || window == NULL
-        || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0
-        || (uintptr_t)buffer % NCCL_WIN_REQUIRED_ALIGNMENT != 0)
+        || (flags & ~(NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING)) != 0)
         return leave(communicator, failure(ncclInvalidArgument, "%s: address, size or flags", __func__));
     *window = NULL;
     struct wish *wish = allocate(sizeof *wish);
@@ -139,7 +148,7 @@ EXPORT ncclResult_t ncclCommWindowRegister(
         .size = size,
         .offset = start != NULL ? (size_t)((char *)buffer - start) : 0,
         .flags = flags,
-        .possible = start != NULL,
+        .is_nccls = start != NULL,
         .handle = window,
     };
     pthread_mutex_unlock(&lock);

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use distcollective::{Communicator, ErrorKind, Rank, ReduceOperation, Result};
 
 use super::graphs::records_if_told;
-use super::{Child, ENVIRONMENT, needs_test_libraries, on_gpus};
+use super::{Child, ENVIRONMENT, needs_more_gpus, needs_test_libraries, on_gpus};
 use crate::conformance::quarters;
 use crate::processes::wait_for_line;
-use crate::ranks::{DEADLINE, patient, wait_all};
+use crate::ranks::{DEADLINE, wait_all};
 
 /// Plays a role in a child.
 pub fn play(name: &str, ranks: u32) {
@@ -54,9 +54,7 @@ fn barrier(communicator: Communicator) -> Result<()> {
     communicator.monitored_barrier(DEADLINE)?;
     let error = match communicator.rank().0 + 1 == communicator.world_size() {
         true => wait_for_the_end(&communicator),
-        false => {
-            communicator.monitored_barrier(patient(Duration::from_secs(2))).expect_err("the last rank does not come")
-        }
+        false => communicator.monitored_barrier(Duration::from_secs(3)).expect_err("the last rank does not come"),
     };
     println!("{error}");
     Ok(())
@@ -173,7 +171,7 @@ fn other_messages(communicator: Communicator) -> Result<()> {
 
 /// The ranks of a role in processes pass, and what each says has a text.
 fn each_says(role: &str, machines: &[&str], text: &str) {
-    if needs_test_libraries() {
+    if needs_more_gpus(machines.len() as u32) {
         return;
     }
     let ends = wait_all(Child::new(role, machines.len() as u32).on_machines(machines).start(), DEADLINE);
@@ -184,7 +182,7 @@ fn each_says(role: &str, machines: &[&str], text: &str) {
 
 /// Kills a rank that is in calls. The others name it.
 fn dies(machines: &[&str], rank: usize) {
-    if needs_test_libraries() {
+    if needs_more_gpus(machines.len() as u32) {
         return;
     }
     let mut ranks: Vec<Process> =
@@ -205,13 +203,13 @@ fn dies(machines: &[&str], rank: usize) {
 }
 
 fn passes(role: &str, ranks: u32) {
-    if !needs_test_libraries() {
+    if !needs_more_gpus(ranks) {
         Child::new(role, ranks).in_processes().passes();
     }
 }
 
 fn passes_on(role: &str, machines: &[&str]) {
-    if !needs_test_libraries() {
+    if !needs_more_gpus(machines.len() as u32) {
         Child::new(role, machines.len() as u32).on_machines(machines).passes();
     }
 }
@@ -348,7 +346,7 @@ fn a_difference_between_machines_is_told_on_all() {
 #[test]
 fn a_rank_that_exits_has_died() {
     for machines in [&["a", "a", "a"][..], &["a", "a", "b"], &["a", "b", "a"]] {
-        if needs_test_libraries() {
+        if needs_more_gpus(machines.len() as u32) {
             return;
         }
         let ends = wait_all(Child::new("processes exit", 3).on_machines(machines).start(), DEADLINE);

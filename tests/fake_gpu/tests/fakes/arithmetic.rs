@@ -48,6 +48,9 @@ test_in_child!(floats_are_rounded_at_each_step, Current, &[], || {
     assert_eq!(reduced(FLOAT16, AVG, &[0x4700u16, 0, 0]), 0x40aa);
     assert_eq!(reduced(FLOAT16, AVG, &[0x7b53u16, 0x7b53]), 0x7b53);
     assert_eq!(reduced(FLOAT32, AVG, &[f32::MAX, f32::MAX]), f32::MAX);
+});
+
+test_in_child!(float8_is_rounded_at_each_step, Current, &[], || {
     // Eights saturate, infinity too. 448 is 0x7e and 1.0 is 0x38 in E4M3; 57344 is 0x7b, infinity
     // 0x7c and 1.0 0x3c in E5M2.
     assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x7eu8, 0x7e]), 0x7e);

@@ -1,9 +1,39 @@
 //! Tests in processes of their own.
 
+use std::path::PathBuf;
+
 use fake_gpu::{Variant, library_dir};
 use test_support::timed;
 
+/// On which libraries a test runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Libraries {
+    /// The stand-ins, and NCCL's own host code, where that is at hand.
+    Current,
+    /// The stand-ins only: NCCL itself lets it pass, or is no library that can be asked.
+    Strict,
+    /// Another variant of the stand-ins.
+    Old,
+    Previous,
+    Ancient,
+    NoDriver,
+}
+
+impl Libraries {
+    fn variant(self) -> Variant {
+        match self {
+            Libraries::Current | Libraries::Strict => Variant::Current,
+            Libraries::Old => Variant::Old,
+            Libraries::Previous => Variant::Previous,
+            Libraries::Ancient => Variant::Ancient,
+            Libraries::NoDriver => Variant::NoDriver,
+        }
+    }
+}
+
 const CHILD: &str = "FAKE_GPU_TEST_CHILD";
+/// A folder with NCCL's own host code, on which the tests are to run.
+pub const NCCL: &str = "FAKE_GPU_NCCL";
 /// A child prints this at the end of its test. A child that finds no test of its name does not.
 const DONE: &str = "the test was done";
 
@@ -14,29 +44,37 @@ macro_rules! test_in_child {
         #[test]
         fn $name() {
             let name = concat!(module_path!(), "::", stringify!($name));
-            crate::child::run(name, fake_gpu::Variant::$variant, $environment, None, $body);
+            crate::child::run(name, crate::child::Libraries::$variant, $environment, None, $body);
         }
     };
     ($name:ident, $variant:ident, $environment:expr, aborts $text:expr, $body:expr) => {
         #[test]
         fn $name() {
             let name = concat!(module_path!(), "::", stringify!($name));
-            crate::child::run(name, fake_gpu::Variant::$variant, $environment, Some($text), $body);
+            crate::child::run(name, crate::child::Libraries::$variant, $environment, Some($text), $body);
         }
     };
 }
 pub(crate) use test_in_child;
 
 /// Runs the body if this is the child, and otherwise starts the child.
-pub fn run(name: &str, variant: Variant, environment: &[(&str, &str)], aborts: Option<&str>, body: fn()) {
+pub fn run(name: &str, libraries: Libraries, environment: &[(&str, &str)], aborts: Option<&str>, body: fn()) {
     if std::env::var_os(CHILD).is_some() {
         body();
         return eprintln!("{DONE}");
     }
+    let mut folder = library_dir(libraries.variant());
+    if let Some(nccl) = std::env::var_os(NCCL) {
+        let has_script = environment.iter().any(|(name, _)| *name == "FAKE_NCCL");
+        if libraries != Libraries::Current || has_script || aborts.is_some() {
+            return println!("skipped: this is not NCCL's own host code");
+        }
+        folder = PathBuf::from(nccl);
+    }
     let (_, name) = name.split_once("::").expect("the crate is in front");
     let mut child = timed(std::env::current_exe().expect("this program"));
     child.args([name, "--exact", "--nocapture", "--test-threads=1"]).envs(environment.iter().copied());
-    child.env(CHILD, "1").env("LD_LIBRARY_PATH", library_dir(variant));
+    child.env(CHILD, "1").env("LD_LIBRARY_PATH", folder);
     let (output, text) = test_support::run(&mut child);
     let (succeeded, is_late) = (output.status.success(), output.status.code() == Some(124));
     match aborts {

@@ -184,7 +184,7 @@ test_in_child!(faults_that_cannot_be_read, Current, &[("FAKE_CUDA_FAULTS", "cuIn
 
 test_in_child!(
     the_drivers_faults_are_nccls,
-    Current,
+    Strict,
     &[("FAKE_CUDA_FAULTS", "cuLaunchHostFunc:1:2,fake_cuda_map:1:2")],
     || {
         on_ranks(1, true, |rank| {

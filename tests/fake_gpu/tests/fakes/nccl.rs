@@ -71,6 +71,10 @@ library!(Nccl, "libnccl.so.2", {
     receive = "ncclRecv"(u64, usize, c_int, c_int, Handle, Handle) -> c_int;
     group_start = "ncclGroupStart"() -> c_int;
     group_end = "ncclGroupEnd"() -> c_int;
+});
+
+// What only the stand-in has.
+library!(Reports, "libnccl.so.2", {
     live_count = "fake_nccl_live"(*const c_char) -> usize;
     call_count = "fake_nccl_calls"(*const c_char) -> u64;
     violation_count = "fake_nccl_violations"() -> usize;
@@ -127,13 +131,24 @@ pub fn newer() -> &'static Newer {
     NEWER.get_or_init(Newer::load)
 }
 
+pub fn reports() -> &'static Reports {
+    static REPORTS: OnceLock<Reports> = OnceLock::new();
+    REPORTS.get_or_init(Reports::load)
+}
+
+/// Whether this is NCCL's own host code, which reports nothing.
+pub fn is_nccl() -> bool {
+    std::env::var_os(crate::child::NCCL).is_some()
+}
+
 fn text(pointer: *const c_char) -> String {
     // SAFETY: the library gives texts that stay until the next call.
     unsafe { CStr::from_ptr(pointer) }.to_str().expect("plain text").to_string()
 }
 
 pub fn violations() -> Vec<String> {
-    (0..(nccl().violation_count)()).map(|i| text((nccl().violation_text)(i))).collect()
+    let count = if is_nccl() { 0 } else { (reports().violation_count)() };
+    (0..count).map(|i| text((reports().violation_text)(i))).collect()
 }
 
 #[track_caller]
@@ -142,7 +157,7 @@ pub fn no_violations() {
 }
 
 pub fn log() -> String {
-    text((nccl().log_text)())
+    if is_nccl() { String::new() } else { text((reports().log_text)()) }
 }
 
 pub fn last_error() -> String {
@@ -150,7 +165,7 @@ pub fn last_error() -> String {
 }
 
 pub fn live(kind: &CStr) -> usize {
-    (nccl().live_count)(kind.as_ptr())
+    if is_nccl() { 0 } else { (reports().live_count)(kind.as_ptr()) }
 }
 
 pub fn unique_id() -> UniqueId {

@@ -70,7 +70,7 @@ fn reduces() {
     cuda::synchronize(NO_HANDLE);
 }
 
-test_in_child!(the_current_one_has_all, Current, &[], || {
+test_in_child!(the_current_one_has_all, Strict, &[], || {
     assert_eq!(version(), 23007);
     assert_eq!(lacking(), [""; 0]);
 });
