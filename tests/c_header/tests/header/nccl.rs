@@ -11,9 +11,13 @@ use crate::{STANDARD, bindings, root};
 /// What NCCL's header needs of other headers, beside [`STANDARD`]. With them, neither CUDA's
 /// headers nor a compiler's need to be installed.
 const HEADERS: [(&str, &str); 3] = [
-    ("cuda_runtime.h", "typedef __SIZE_TYPE__ size_t;\ntypedef struct CUstream_st *cudaStream_t;\n"),
+    (
+        "cuda_runtime.h",
+        "typedef __SIZE_TYPE__ size_t;\n\
+         typedef struct CUstream_st *cudaStream_t;\ntypedef struct CUevent_st *cudaEvent_t;\n",
+    ),
     ("cuda_fp16.h", ""),
-    ("limits.h", "#define INT_MIN (-__INT_MAX__ - 1)\n"),
+    ("limits.h", "#define INT_MAX __INT_MAX__\n#define INT_MIN (-__INT_MAX__ - 1)\n"),
 ];
 
 /// A structure that grows with NCCL's versions. The library declares the beginning.
