@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use distcollective::collective::Collective;
 use distcollective::comm::{BackendKind, RawOperands};
+use distcollective::system::GpuInfo;
 use distcollective::tensor::MemorySpace;
 use distcollective::{Communicator, DataType, Determinism, Environment, Rank, ReduceOperation, Result, Stream};
 use fake_gpu::{Variant, library_dir};
@@ -234,9 +235,10 @@ fn communicators(ranks: u32) -> Vec<Communicator> {
             static MEETING: OnceLock<Communicator> = OnceLock::new();
             let meet = || Communicator::builder().job(job).world_size(ranks).rank(rank).connect();
             let meeting = MEETING.get_or_init(|| meet().expect("all ranks come"));
+            let gpus = GpuInfo::count(DEADLINE).expect("a driver");
             // SAFETY: each rank gets what the others have given.
             unsafe {
-                let builder = builder.world_size(ranks).rank(rank).device(rank);
+                let builder = builder.world_size(ranks).rank(rank).device(rank % gpus);
                 builder.connect_by(|own| meeting.all_gather_bytes(own)).map(|communicator| vec![communicator])
             }
         }
@@ -252,6 +254,11 @@ fn own_place() -> Option<(String, u32)> {
     let place = std::env::var(JOB).ok()?;
     let (job, rank) = place.split_once(' ').expect("a job and a rank");
     Some((job.to_owned(), rank.parse().expect("a rank")))
+}
+
+/// Whether the ranks are threads that share a GPU, and so record no CUDA graphs.
+fn threads_share_a_gpu(ranks: u32) -> bool {
+    ranks > 1 && std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some() && own_place().is_none()
 }
 
 /// Runs a body on ranks that are threads with a GPU each.

@@ -82,14 +82,15 @@ def steps(folder, machine, arguments):
         yield Step(f"results of exact mode, {n} ranks", [bench("exact", "--ranks", n)], 30, on_ranks)
         yield Step(f"eager calls and graphs, {n} ranks", [role(name, n) for name in more], 60, on_ranks)
         yield Step(f"calls, {n} ranks as threads", [bench("calls", "--ranks", n, "--seconds", "40")], 75, sharing)
-        only_gpus = "the test libraries run it in the suite" if arguments.fakes else None
         # Processes take turns on a GPU that they share, so that a call takes milliseconds.
         quick = arguments.quick or machine.shares_a_gpu
         commands = [[*launch, *bench("calls", "--launched", "--seconds", "40", quick=quick)]]
-        yield Step(f"calls, {n} ranks as processes", commands, 75, sharing, skipped=only_gpus)
+        yield Step(f"calls, {n} ranks as processes", commands, 75, sharing)
         yield Step(f"command line, {n} ranks as threads", [demo(n), swept(n)], 40, sharing, shows=True)
         commands = [[*launch, program("distcollective"), "env", "--backend", "nccl"], swept(n, "--processes")]
-        yield Step(f"command line, {n} ranks as processes", commands, 40, sharing, shows=True, skipped=only_gpus)
+        yield Step(f"command line, {n} ranks as processes", commands, 40, sharing, shows=True)
+        yield Step(f"suite, {n} ranks as processes", [suite("nccl::processes")], 60, on_ranks)
+        yield Step(f"failures, {n} ranks", [suite("nccl::ends", "nccl::differing", "nccl::stuck")], 60, on_ranks)
     else:
         reason = f"there is one GPU, and NCCL {machine.nccl} has one rank a GPU; from 2.30 on ranks can share one"
         yield Step("everything on 2 ranks", [], 0, skipped=reason)

@@ -30,8 +30,14 @@ pub enum Variant {
     NoDriver,
 }
 
+/// A folder that stands for the current variant, if it is set: that of NCCL's own host code.
+pub const NCCL: &str = "FAKE_GPU_NCCL";
+
 /// The folder of a variant's libraries, for `LD_LIBRARY_PATH`.
 pub fn library_dir(variant: Variant) -> PathBuf {
+    if let (Variant::Current, Some(nccl)) = (variant, std::env::var_os(NCCL)) {
+        return nccl.into();
+    }
     let folder = match variant {
         Variant::Current => "current",
         Variant::Nvrtc13 => "nvrtc_13",

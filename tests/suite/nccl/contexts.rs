@@ -18,6 +18,7 @@ use libloading::Symbol;
 use super::libraries::{cuda_calls, nccl_calls};
 use super::{
     Child, available_ranks, communicators, cuda_stream, is_on_gpu, needs_more_gpus, needs_test_libraries, on_gpus,
+    threads_share_a_gpu,
 };
 use crate::networks::run_exact_networks;
 
@@ -248,7 +249,7 @@ fn reserves_for_groups(communicator: &Communicator) -> Result<()> {
 /// With `cuda_graph`, a context records its second run, and replays the graph from the third on
 /// until an address or a shape changes. Not where ranks of the process share a GPU.
 fn graphs(ranks: u32) {
-    let shares_gpu = ranks > 1 && std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some();
+    let shares_gpu = threads_share_a_gpu(ranks);
     let counts = if shares_gpu { [0; 3] } else { [1, 3, 2] };
     on_gpus(ranks, move |communicator| {
         let n = communicator.world_size() as f32;
@@ -282,7 +283,7 @@ fn graphs(ranks: u32) {
 
 /// The GPU's times: of a layer, of layers in one group of NCCL's, of a graph as a whole.
 fn profile(ranks: u32) {
-    let shares_gpu = ranks > 1 && std::env::var_os("NCCL_MULTI_RANK_GPU_ENABLE").is_some();
+    let shares_gpu = threads_share_a_gpu(ranks);
     on_gpus(ranks, move |communicator| {
         let n = communicator.world_size();
         let mut network = Network::new();

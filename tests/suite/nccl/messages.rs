@@ -1,6 +1,7 @@
 //! Messages between ranks on GPUs.
 
 use distcollective::comm::{Message, RawMessage, RawOperands, Received, Source};
+use distcollective::tensor::MemorySpace;
 use distcollective::{Buffer, Communicator, DataType, ErrorKind, Rank, ReduceOperation, Result, Stream};
 
 use super::captures::SUM;
@@ -87,11 +88,12 @@ fn on_a_stream(communicator: &Communicator) -> Result<()> {
     gathered.read(0, &mut bytes)?;
     let total: u32 = (1..=n).sum::<u32>() * n;
     assert_eq!(bytes, total.to_ne_bytes().repeat(LEN));
-    if let Ok(other) = Stream::cuda(rank ^ 1) {
+    let MemorySpace::Cuda(gpu) = communicator.space() else { panic!("the communicator is not on a GPU") };
+    if let Ok(other) = Stream::cuda(gpu ^ 1) {
         // SAFETY: the call is refused.
         let error = unsafe { communicator.enqueue_messages(&messages, Some(&other)) }.expect_err("another GPU's");
         assert!(
-            error.to_string().contains(&format!("batch_isend_irecv: the stream is one of GPU {}", rank ^ 1)),
+            error.to_string().contains(&format!("batch_isend_irecv: the stream is one of GPU {}", gpu ^ 1)),
             "{error}"
         );
     }

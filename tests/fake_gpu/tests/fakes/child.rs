@@ -1,9 +1,9 @@
 //! Tests in processes of their own.
 
-use std::path::PathBuf;
-
 use fake_gpu::{Variant, library_dir};
 use test_support::timed;
+
+use crate::nccl::is_nccl;
 
 /// On which libraries a test runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,6 @@ impl Libraries {
 }
 
 const CHILD: &str = "FAKE_GPU_TEST_CHILD";
-/// A folder with NCCL's own host code, on which the tests are to run.
-pub const NCCL: &str = "FAKE_GPU_NCCL";
 /// A child prints this at the end of its test. A child that finds no test of its name does not.
 const DONE: &str = "the test was done";
 
@@ -63,18 +61,14 @@ pub fn run(name: &str, libraries: Libraries, environment: &[(&str, &str)], abort
         body();
         return eprintln!("{DONE}");
     }
-    let mut folder = library_dir(libraries.variant());
-    if let Some(nccl) = std::env::var_os(NCCL) {
-        let has_script = environment.iter().any(|(name, _)| *name == "FAKE_NCCL");
-        if libraries != Libraries::Current || has_script || aborts.is_some() {
-            return println!("skipped: this is not NCCL's own host code");
-        }
-        folder = PathBuf::from(nccl);
+    let has_script = environment.iter().any(|(name, _)| *name == "FAKE_NCCL");
+    if is_nccl() && (libraries != Libraries::Current || has_script || aborts.is_some()) {
+        return println!("skipped: this is not NCCL's own host code");
     }
     let (_, name) = name.split_once("::").expect("the crate is in front");
     let mut child = timed(std::env::current_exe().expect("this program"));
     child.args([name, "--exact", "--nocapture", "--test-threads=1"]).envs(environment.iter().copied());
-    child.env(CHILD, "1").env("LD_LIBRARY_PATH", folder);
+    child.env(CHILD, "1").env("LD_LIBRARY_PATH", library_dir(libraries.variant()));
     let (output, text) = test_support::run(&mut child);
     let (succeeded, is_late) = (output.status.success(), output.status.code() == Some(124));
     match aborts {

@@ -138,7 +138,7 @@ pub fn reports() -> &'static Reports {
 
 /// Whether this is NCCL's own host code, which reports nothing.
 pub fn is_nccl() -> bool {
-    std::env::var_os(crate::child::NCCL).is_some()
+    std::env::var_os(fake_gpu::NCCL).is_some()
 }
 
 fn text(pointer: *const c_char) -> String {
