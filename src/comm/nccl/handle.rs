@@ -34,6 +34,9 @@ pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to destroy a communicator, which waits until its peers destroy theirs.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// For how long an error that NCCL has because of a peer waits for that peer's own reason.
+const REASON_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// Asked while a call is in progress: the error after which the call cannot end well.
 pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;
 
@@ -105,7 +108,7 @@ impl NcclHandle {
             }
         };
         let Some(handle) = handle() else { return Err(library.error(what, result, std::ptr::null_mut())) };
-        handle.settle(what, result, deadline, alive).inspect_err(|error| handle.abort(error))?;
+        handle.settle(what, result, deadline, alive).inspect_err(|error| handle.begin_abort(error))?;
         Ok(handle)
     }
 
@@ -137,11 +140,14 @@ impl NcclHandle {
         };
         self.call_aside("ncclCommSplit", deadline, alive, split, end_child)?;
         let Some(child) = child() else { return Ok(None) };
-        child.settle("ncclCommSplit", ncclInProgress, deadline, alive).inspect_err(|error| {
-            self.abort(error);
-            child.abort(error);
-        })?;
-        Ok(Some(child))
+        match child.settle("ncclCommSplit", ncclInProgress, deadline, alive) {
+            Ok(()) => Ok(Some(child)),
+            Err(error) => {
+                let reason = error.clone();
+                self.abort_then(&error, move || child.begin_abort(&reason));
+                Err(error)
+            }
+        }
     }
 
     fn new(library: &'static NcclLibrary, pool: &Arc<MemoryPool>, raw: ncclComm_t) -> Self {
@@ -265,8 +271,7 @@ impl NcclHandle {
         drop(stage);
         settled.inspect_err(|error| {
             if self.is_own {
-                self.abort(error);
-                later();
+                self.abort_then(error, later);
             }
         })
     }
@@ -308,7 +313,8 @@ impl NcclHandle {
         let mut wait = gpu_wait(deadline).warning(&warning);
         while result != ncclSuccess {
             if result != ncclInProgress {
-                return Err(self.library.error(what, result, self.raw));
+                let error = self.library.error(what, result, self.raw);
+                return Err(if result == ncclRemoteError { reason_of_peers(error, alive) } else { error });
             }
             alive()?;
             wait.pause().map_err(|stopped| {
@@ -351,11 +357,17 @@ impl NcclHandle {
         self.call_aside("ncclCommWindowDeregister", deadline, alive, deregister, || ())
     }
 
-    /// Aborts the communicator and what it does on the GPU, and waits, for a bounded time, until
-    /// that is done.
-    fn abort(&self, reason: &Error) {
+    /// Begins to abort the communicator and what it does on the GPU. When that is done, `later`
+    /// runs. It waits for nothing: the caller tells the peers why, before they see NCCL's connections
+    /// closed.
+    fn abort_then(&self, reason: &Error, later: impl FnOnce() + Send + 'static) {
         self.begin_abort(reason);
-        self.wait_for_abort(Instant::now() + ABORT_TIMEOUT);
+        let access = Arc::clone(&self.access);
+        helper::detach("what follows ncclCommAbort", move || {
+            if access.wait_for_end(Instant::now() + ABORT_TIMEOUT) {
+                later();
+            }
+        });
     }
 
     /// Waits until the abort that has begun has ended. If that takes longer than `deadline`, the
@@ -419,6 +431,18 @@ impl NcclHandle {
             Ok(())
         }
     }
+}
+
+/// The reason for which a peer has closed its connections, or NCCL's error if none is told in time.
+fn reason_of_peers(error: Error, alive: Alive<'_>) -> Error {
+    let end = Instant::now() + REASON_TIMEOUT;
+    while Instant::now() < end {
+        if let Err(reason) = alive() {
+            return reason;
+        }
+        std::thread::sleep(LOOK);
+    }
+    error
 }
 
 /// Waits for a call on a helper thread that was made on a communicator of the library's own, or on

@@ -18,6 +18,9 @@ pub fn play(name: &str, ranks: u32) {
         match name {
             "sum until told" => sum_until_told,
             "exit" => exit,
+            "exit first" => exit_first,
+            "fail first" => fail_first,
+            "split" => split,
             "barrier" => barrier,
             "other calls" => other_calls,
             "other reductions" => |communicator: Communicator| differ(&communicator, ReduceOperation::Max, 4),
@@ -46,6 +49,38 @@ fn exit(communicator: Communicator) -> Result<()> {
         std::process::exit(0);
     }
     println!("{}", first.and_then(|()| communicator.barrier()).expect_err("a rank has exited"));
+    Ok(())
+}
+
+/// The process of the last rank ends before the first call of NCCL, in which the others connect.
+fn exit_first(communicator: Communicator) -> Result<()> {
+    if communicator.rank().0 + 1 == communicator.world_size() {
+        std::process::exit(0);
+    }
+    let error = communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("a rank has exited");
+    println!("{error}");
+    Ok(())
+}
+
+/// The last rank ends the communicator while the others connect.
+fn fail_first(communicator: Communicator) -> Result<()> {
+    let last = communicator.world_size() - 1;
+    let error = match communicator.rank().0 == last {
+        true => {
+            std::thread::sleep(Duration::from_millis(50));
+            communicator.abort("out of data")?;
+            wait_for_the_end(&communicator)
+        }
+        false => communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("a rank has failed"),
+    };
+    assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
+    println!("{error}");
+    Ok(())
+}
+
+/// NCCL's split fails on all ranks. Ranks 0 and 1 fail because of rank 2, whose reason they get.
+fn split(communicator: Communicator) -> Result<()> {
+    println!("{}", communicator.split(Some(0), 0).expect_err("NCCL's split fails"));
     Ok(())
 }
 
@@ -352,6 +387,36 @@ fn a_rank_that_exits_has_died() {
         let ends = wait_all(Child::new("processes exit", 3).on_machines(machines).start(), DEADLINE);
         for (succeeded, said) in &ends[..2] {
             assert!(*succeeded && said.contains("rank 2 died"), "{machines:?}: {said}");
+        }
+    }
+}
+
+/// NCCL's ranks connect in their first call, and see a closed connection before they learn why.
+#[test]
+fn the_reason_is_told_of_an_end_while_ranks_connect() {
+    for machines in [&["a", "a", "a"][..], &["a", "b", "a"]] {
+        if needs_more_gpus(machines.len() as u32) {
+            return;
+        }
+        let ends = wait_all(Child::new("processes exit first", 3).on_machines(machines).start(), DEADLINE);
+        for (succeeded, said) in &ends[..2] {
+            assert!(*succeeded && said.contains("rank 2 died"), "{machines:?}: {said}");
+        }
+        each_says("processes fail first", machines, "out of data");
+    }
+}
+
+#[test]
+fn a_closed_connection_is_not_the_reason() {
+    if needs_test_libraries() {
+        return;
+    }
+    let script = "fail=ncclCommSplit:1:6:0,fail=ncclCommSplit:1:6:1,fail=ncclCommSplit:1:2:2";
+    let script = [("FAKE_NCCL", script)];
+    for machines in [&["a", "a", "a"][..], &["a", "b", "a"]] {
+        let ranks = Child::new("processes split", 3).on_machines(machines).with(&script).start();
+        for (_, said) in wait_all(ranks, DEADLINE) {
+            assert!(said.contains("ncclCommSplit: NCCL says ncclSystemError"), "{machines:?}: {said}");
         }
     }
 }
