@@ -59,7 +59,7 @@ extern "C" void note_violation(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
-    give_up("");
+    give_up(" (see above)");
 }
 
 extern "C" bool communicator_stopped(const fake::communicator *communicator) {
@@ -78,6 +78,8 @@ static void wake_up() {
 
 // Where ranks of several processes meet: memory whose name goes when the last one has come.
 static fake::gathering *open_gathering(const ncclComm *comm) {
+    if (comm->nRanks > fake::gathering_most())
+        give_up("too many processes");
     std::string name = "/nccl-host-" + std::to_string(comm->commHash);
     int file = shm_open(name.c_str(), O_CREAT | O_RDWR, 0600);
     bool is_open = file >= 0 && ftruncate(file, off_t(fake::gathering_size())) == 0;

@@ -1,15 +1,17 @@
 //! Messages from one rank to another: NCCL's sends and receives, several in one group.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::calls::{in_group, nccl_type};
+use super::calls::{in_group, is_well, nccl_type};
 use super::sys::*;
 use super::{NcclBackend, RankState};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
 use crate::cuda::CudaStream;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::memory::MemorySpace;
+use crate::rank::GroupRank;
 use crate::stream::Watch;
 
 /// Checks what NCCL asks of a message.
@@ -58,7 +60,7 @@ impl NcclBackend {
                     alive,
                 )?;
             }
-            self.launch_messages(&[on_gpu], stream, deadline)?;
+            self.launch_messages(state, &[on_gpu], stream, deadline)?;
             if is_staged && !is_send {
                 let to = message.address.pointer;
                 state.staging.transfer(device)?.download(
@@ -84,6 +86,7 @@ impl NcclBackend {
     /// and used by nothing else.
     pub(super) unsafe fn launch_messages(
         &self,
+        state: &mut RankState,
         messages: &[MessageRequest],
         stream: &Arc<CudaStream>,
         deadline: Instant,
@@ -91,6 +94,7 @@ impl NcclBackend {
         if let Some(control) = &self.control {
             messages.iter().for_each(|message| control.note_message(message));
         }
+        self.connect(&mut state.connected, messages, deadline)?;
         let cuda_stream = stream.as_ptr().cast();
         self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
             let filled = messages.iter().filter(|message| message.element_count > 0);
@@ -111,6 +115,42 @@ impl NcclBackend {
                 })
             }
         })
+    }
+
+    /// Sends nothing to each new peer, and receives nothing from it. NCCL connects two ranks in their
+    /// first group. If one only sends there, and the other also receives, or only sends too, each
+    /// takes what the other one offers for the answer: both fail, or wait for ever
+    /// (ncclTransportP2pSetup in `transport.cc` of NCCL 2.30.7). In a group of its own, because
+    /// programs order their first messages as they like; on this rank's own stream, because the
+    /// caller's may be in a capture.
+    fn connect(
+        &self,
+        connected: &mut BTreeSet<GroupRank>,
+        messages: &[MessageRequest],
+        deadline: Instant,
+    ) -> Result<()> {
+        let peers =
+            messages.iter().filter(|message| message.element_count > 0).filter_map(|message| match message.direction {
+                Direction::Send(rank) | Direction::Receive(Some(rank)) => Some(rank),
+                Direction::Receive(None) => None,
+            });
+        let new: BTreeSet<GroupRank> = peers.filter(|peer| *peer != self.rank && !connected.contains(peer)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let (nothing, stream) = (self.stand_in.address().cast(), self.stream.as_ptr().cast());
+        self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
+            // SAFETY: no elements are moved, and this rank has the communicator.
+            unsafe {
+                in_group(&new, |peer| {
+                    let peer = peer.0 as i32;
+                    let sent = ncclSend(nothing, 0, ncclInt8, peer, raw, stream);
+                    Ok(if is_well(sent) { ncclRecv(nothing, 0, ncclInt8, peer, raw, stream) } else { sent })
+                })
+            }
+        })?;
+        connected.extend(new);
+        Ok(())
     }
 
     /// What a message brings: NCCL compares no lengths, so all of its elements.

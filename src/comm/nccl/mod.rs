@@ -20,6 +20,7 @@ mod staging;
 mod sys;
 mod window;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -87,6 +88,8 @@ pub(crate) struct NcclBackend {
 struct RankState {
     scratch: Scratch,
     staging: Staging,
+    /// Those with which it has exchanged messages.
+    connected: BTreeSet<GroupRank>,
 }
 
 impl NcclBackend {
@@ -421,10 +424,10 @@ impl Backend for NcclBackend {
         stream: Option<&Arc<CudaStream>>,
         deadline: Instant,
     ) -> Result<Vec<Delivery>> {
-        let _state = self.lock(deadline)?;
+        let mut state = self.lock(deadline)?;
         self.domain.check()?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_messages(messages, stream.unwrap_or(&self.stream), deadline) }
+        unsafe { self.launch_messages(&mut state, messages, stream.unwrap_or(&self.stream), deadline) }
             .map_err(|error| self.fail_messages(error, messages))?;
         Ok(messages.iter().map(|message| self.delivery(message)).collect())
     }

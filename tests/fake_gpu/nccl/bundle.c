@@ -58,8 +58,9 @@ static bool wait_for_room(const struct communicator *communicator) {
 }
 
 /* What a rank has come to: a send to another rank, a receive from it, or a collective, which is
- * noted with the rank itself. */
-enum end { SENDS = 1, RECEIVES = 2, COLLECTS = 4 };
+ * noted with the rank itself. With the line to a peer it is noted what the first bundle between the
+ * two has. */
+enum end { SENDS = 1, RECEIVES = 2, COLLECTS = 4, IS_KNOWN = 8, SENDS_FIRST = 16, RECEIVES_FIRST = 32 };
 
 static int *ends(const struct clique *clique, int from, int to) {
     return clique->gathering != NULL ? gathering_ends(clique->gathering, from, to)
@@ -107,8 +108,39 @@ static bool has_ends(const struct bundle *bundle, bool is_own) {
     return all;
 }
 
+/* What a bundle has for a peer. */
+static int shape_for(const struct bundle *bundle, int rank, int peer) {
+    int shape = 0;
+    for (size_t i = 0; i < bundle->count; i++) {
+        shape |= is_sent_to(&bundle->calls[i], rank, peer) ? SENDS_FIRST | IS_KNOWN : 0;
+        shape |= is_received_from(&bundle->calls[i], rank, peer) ? RECEIVES_FIRST | IS_KNOWN : 0;
+    }
+    return shape;
+}
+
 void bundle_announce(const struct bundle *bundle) {
+    const struct clique *clique = bundle->communicator->clique;
+    int rank = bundle->communicator->rank;
+    for (int peer = 0; peer < clique->size; peer++) {
+        int *place = ends(clique, rank, peer), known = __atomic_load_n(place, __ATOMIC_SEQ_CST) & IS_KNOWN;
+        if (peer != rank && !known)
+            __atomic_fetch_or(place, shape_for(bundle, rank, peer), __ATOMIC_SEQ_CST);
+    }
     has_ends(bundle, true);
+}
+
+/* Whether what both ranks have first fits together. Only ranks that are opposite in the ring of all
+ * exchange one record for both directions, and take what comes for the answer (ncclTransportP2pSetup
+ * in transport.cc, bootstrapRecv in bootstrap.cc of NCCL 2.30.7). */
+static bool fits(const struct bundle *bundle) {
+    const struct clique *clique = bundle->communicator->clique;
+    int rank = bundle->communicator->rank, peer = (rank + clique->size / 2) % clique->size;
+    if (clique->size % 2 != 0 || shape_for(bundle, rank, peer) == 0)
+        return true;
+    int own = __atomic_load_n(ends(clique, rank, peer), __ATOMIC_SEQ_CST);
+    int other = __atomic_load_n(ends(clique, peer, rank), __ATOMIC_SEQ_CST);
+    return ((own & SENDS_FIRST) != 0) == ((other & RECEIVES_FIRST) != 0)
+        && ((own & RECEIVES_FIRST) != 0) == ((other & SENDS_FIRST) != 0);
 }
 
 /* Ranks connect on the host: all at their first collective (ncclCollPreconnect in group.cc, from
@@ -133,7 +165,8 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     int error = cuda->stream_is_capturing(bundle->stream, &status);
     bundle->captured = status == CAPTURE_ACTIVE;
     pthread_mutex_lock(&lock);
-    bool aborted = !connect(bundle) || (!bundle->captured && !wait_for_room(communicator));
+    bool is_connected = connect(bundle), is_fit = fits(bundle);
+    bool aborted = !is_connected || !is_fit || (!bundle->captured && !wait_for_room(communicator));
     if (bundle->captured) {
         bundle->next = recorded;
         recorded = bundle;
@@ -144,7 +177,8 @@ ncclResult_t bundle_enqueue(struct communicator *communicator, void *data) {
     if (aborted) {
         void *popped;
         cuda->context_pop(&popped);
-        return failure(ncclInternalError, "aborted while peers or the GPU were waited for");
+        return is_fit ? failure(ncclInternalError, "aborted while peers or the GPU were waited for")
+                      : failure(ncclInternalError, "Message truncated : received other bytes than were asked for");
     }
     /* A call of one rank is no kernel of NCCL's. */
     if (error == 0 && bundle->captured && communicator->clique->size > 1) {

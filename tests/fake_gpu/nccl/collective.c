@@ -96,7 +96,8 @@ static ncclResult_t submit(
     pthread_mutex_lock(&lock);
     call->async_error = script_async_error(count_call("a collective", communicator->rank), communicator->rank);
     pthread_mutex_unlock(&lock);
-    if (call->count == 0)
+    /* taskAppend in enqueue.cc of NCCL 2.30.7. */
+    if (call->count == 0 && !is_point_to_point(call))
         return ncclSuccess;
     if (group_is_open()) {
         group_add_call(communicator, call, stream);

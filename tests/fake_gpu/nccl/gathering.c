@@ -9,6 +9,10 @@ size_t gathering_size(void) {
     return sizeof(struct gathering);
 }
 
+int gathering_most(void) {
+    return MOST_RANKS;
+}
+
 struct gathering *gathering_map(int file, size_t offset) {
     void *memory = mmap(
         NULL, gathering_size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, (off_t)offset);
@@ -129,6 +133,7 @@ static bool is_message(const struct call *call) {
     return call->operation == SEND || call->operation == RECEIVE;
 }
 
+/* Messages come before collectives: the library has no group of both. */
 void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count) {
     struct progress *progress = allocate((count + 1) * sizeof *progress);
     bool is_done = false;

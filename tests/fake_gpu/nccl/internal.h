@@ -253,6 +253,8 @@ void assembly_leave(struct communicator *communicator, struct assembly *assembly
 
 /* Ranks in several processes: gathering.c. */
 size_t gathering_size(void);
+/* How many ranks it can have. */
+int gathering_most(void);
 /* The gathering in a file, or NULL. */
 struct gathering *gathering_map(int file, size_t offset);
 /* Adds so many ranks to those who have come, and returns how many these are now. */

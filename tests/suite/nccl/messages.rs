@@ -14,6 +14,7 @@ pub fn play(name: &str, ranks: u32) {
     match name {
         "exchange" => on_gpus(ranks, |communicator| exchange(&communicator)),
         "streams" => on_gpus(ranks, |communicator| on_a_stream(&communicator)),
+        "first" => on_gpus(ranks, |communicator| first(&communicator)),
         "refusals" => on_gpus(ranks, |communicator| refusals(&communicator)),
         _ => panic!("{name} is no role"),
     }
@@ -51,6 +52,25 @@ fn exchange(communicator: &Communicator) -> Result<()> {
     }
     // A message of no elements needs no peer.
     communicator.send(&[0.0f32; 0], next, 0)
+}
+
+/// The first messages between two ranks: one puts both directions into a batch, the other one takes
+/// one after the other.
+fn first(communicator: &Communicator) -> Result<()> {
+    let (rank, n) = (communicator.rank().0, communicator.world_size());
+    let buffer = || Buffer::zeroed_in(communicator.space(), DataType::Float32, [5]);
+    // Each round has pairs, of which both ranks know: the sums of their numbers are the round's.
+    for other in (0..n).map(|round| (round + n - rank) % n).filter(|other| *other != rank) {
+        if rank < other {
+            let messages = vec![Message::send(buffer()?, other, 0), Message::recv(buffer()?, other, 0)];
+            communicator.batch_isend_irecv(messages)?.wait()?;
+        } else {
+            let received = communicator.irecv(buffer()?, other, 0)?;
+            communicator.isend(buffer()?, other, 0)?.wait()?;
+            received.wait()?;
+        }
+    }
+    communicator.barrier()
 }
 
 /// Messages on a CUDA stream send what the stream has computed before, and nothing waits between.
@@ -122,6 +142,15 @@ fn ranks_on_gpus_exchange_messages() {
     for ranks in [2, 3] {
         if !needs_more_gpus(ranks) {
             Child::new("messages exchange", ranks).passes();
+        }
+    }
+}
+
+#[test]
+fn first_messages_are_in_any_order() {
+    for ranks in [2, 4] {
+        if !needs_more_gpus(ranks) {
+            Child::new("messages first", ranks).passes();
         }
     }
 }

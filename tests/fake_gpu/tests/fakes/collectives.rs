@@ -1,5 +1,7 @@
 //! What collectives, groups, sends and receives do.
 
+use std::sync::{Barrier, LazyLock};
+
 use crate::child::test_in_child;
 use crate::cuda::{self, NO_HANDLE, allocate, cuda, download, ok, upload};
 use crate::nccl::*;
@@ -156,6 +158,49 @@ test_in_child!(sends_and_receives_of_a_group_go_together, Current, &[], || {
             rank.end();
         });
     }
+    no_violations();
+});
+
+static BARRIER: LazyLock<Barrier> = LazyLock::new(|| Barrier::new(2));
+
+test_in_child!(the_first_messages_of_opposite_ranks_have_to_fit, Current, &[], || {
+    on_ranks(2, false, |rank| {
+        let (at, other) = (allocate(20), 1 - rank.rank);
+        ok((nccl().group_start)());
+        if rank.rank == 0 {
+            ok((nccl().send)(at, 5, INT32, other, rank.communicator, rank.stream));
+        }
+        ok((nccl().receive)(at, 5, INT32, other, rank.communicator, rank.stream));
+        let result = (nccl().group_end)();
+        if rank.rank == 1 {
+            assert_eq!(finished(rank.communicator, result), INTERNAL_ERROR);
+        }
+        BARRIER.wait();
+        rank.abort();
+    });
+    no_violations();
+});
+
+test_in_child!(messages_of_no_elements_connect, Current, &[], || {
+    on_ranks(2, true, |rank| {
+        let (at, other) = (allocate(20), 1 - rank.rank);
+        let (send, receive) = (nccl().send, nccl().receive);
+        ok((nccl().group_start)());
+        ok(send(at, 0, INT32, other, rank.communicator, rank.stream));
+        ok(receive(at, 0, INT32, other, rank.communicator, rank.stream));
+        rank.done((nccl().group_end)());
+        ok((nccl().group_start)());
+        if rank.rank == 0 {
+            ok(send(at, 5, INT32, other, rank.communicator, rank.stream));
+        }
+        ok(receive(at, 5, INT32, other, rank.communicator, rank.stream));
+        ok((nccl().group_end)());
+        if rank.rank == 1 {
+            ok(send(at, 5, INT32, other, rank.communicator, rank.stream));
+        }
+        cuda::synchronize(rank.stream);
+        rank.end();
+    });
     no_violations();
 });
 

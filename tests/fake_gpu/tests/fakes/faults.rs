@@ -98,7 +98,7 @@ test_in_child!(collectives_of_several_ranks_are_in_progress, Current, &[], || {
         let at = upload(&[1.0f32]);
         for _ in 0..5 {
             let result = rank.all_reduce(at, 1);
-            assert_eq!(result, IN_PROGRESS);
+            assert!(result == IN_PROGRESS || is_nccl(), "{result}");
             rank.done(result);
         }
         assert_eq!(download::<f32>(at, 1), [32.0]);
