@@ -358,8 +358,8 @@ impl NcclHandle {
     }
 
     /// Begins to abort the communicator and what it does on the GPU. When that is done, `later`
-    /// runs. It waits for nothing: the caller tells the peers why, before they see NCCL's connections
-    /// closed.
+    /// runs. This waits for nothing: meanwhile the caller tells the peers why, who otherwise only
+    /// see that NCCL's connections are closed.
     fn abort_then(&self, reason: &Error, later: impl FnOnce() + Send + 'static) {
         self.begin_abort(reason);
         let access = Arc::clone(&self.access);

@@ -117,12 +117,12 @@ impl NcclBackend {
         })
     }
 
-    /// Sends nothing to each new peer, and receives nothing from it. NCCL connects two ranks in their
-    /// first group. If one only sends there, and the other also receives, or only sends too, each
-    /// takes what the other one offers for the answer: both fail, or wait for ever
-    /// (ncclTransportP2pSetup in `transport.cc` of NCCL 2.30.7). In a group of its own, because
-    /// programs order their first messages as they like; on this rank's own stream, because the
-    /// caller's may be in a capture.
+    /// Sends nothing to each new peer, and receives nothing from it, in a group by itself. NCCL
+    /// connects two ranks in their first group with messages between them. If one rank only sends
+    /// there, and the other one also receives, or only sends too, each takes what the other one
+    /// offers for the answer, and both fail or wait for ever (ncclTransportP2pSetup in
+    /// `transport.cc` of NCCL 2.30.7). But programs order their first messages as they like. The
+    /// stream is this rank's own, because the caller's may be in a capture.
     fn connect(
         &self,
         connected: &mut BTreeSet<GroupRank>,

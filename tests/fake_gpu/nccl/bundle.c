@@ -130,8 +130,8 @@ void bundle_announce(const struct bundle *bundle) {
 }
 
 /* Whether what both ranks have first fits together. Only ranks that are opposite in the ring of all
- * exchange one record for both directions, and take what comes for the answer (ncclTransportP2pSetup
- * in transport.cc, bootstrapRecv in bootstrap.cc of NCCL 2.30.7). */
+ * exchange one record for both directions, and take what comes for the answer
+ * (ncclTransportP2pSetup in transport.cc, bootstrapRecv in bootstrap.cc of NCCL 2.30.7). */
 static bool fits(const struct bundle *bundle) {
     const struct clique *clique = bundle->communicator->clique;
     int rank = bundle->communicator->rank, peer = (rank + clique->size / 2) % clique->size;

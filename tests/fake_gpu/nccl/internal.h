@@ -314,8 +314,8 @@ const char *memory_start(const char *address, size_t size);
 /* Whether a window of the communicator, or of any, touches the bytes. */
 bool window_overlaps(const struct communicator *communicator, const char *address, size_t size);
 
-/* Has a function called with a value when the graph that the stream records is gone. It must take no
- * lock. Gives the driver's error. */
+/* Has a function called with a value when the graph that the stream records is gone. It must take
+ * no lock. Gives the driver's error. */
 int at_end_of_graph(cudaStream_t stream, void (*function)(void *value), void *value);
 /* Registers what the calls of a bundle that is being captured use of ncclMemAlloc's memory. Gives
  * the driver's error. Without the lock. */
