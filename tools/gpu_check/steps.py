@@ -89,8 +89,9 @@ def steps(folder, machine, arguments):
         yield Step(f"command line, {n} ranks as threads", [demo(n), swept(n)], 40, sharing, shows=True)
         commands = [[*launch, program("distcollective"), "env", "--backend", "nccl"], swept(n, "--processes")]
         yield Step(f"command line, {n} ranks as processes", commands, 40, sharing, shows=True)
-        yield Step(f"suite, {n} ranks as processes", [suite("nccl::processes")], 60, on_ranks)
-        yield Step(f"failures, {n} ranks", [suite("nccl::ends", "nccl::differing", "nccl::stuck")], 60, on_ranks)
+        if arguments.failures:
+            yield Step(f"suite, {n} ranks as processes", [suite("nccl::processes")], 120, on_ranks)
+            yield Step(f"failures, {n} ranks", [suite("nccl::ends", "nccl::differing", "nccl::stuck")], 120, on_ranks)
     else:
         reason = f"there is one GPU, and NCCL {machine.nccl} has one rank a GPU; from 2.30 on ranks can share one"
         yield Step("everything on 2 ranks", [], 0, skipped=reason)

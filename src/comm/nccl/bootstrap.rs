@@ -14,7 +14,7 @@ use super::route::Features;
 use super::{NcclBackend, STAND_IN_BYTES};
 use crate::collective::Purpose;
 use crate::cuda::{CudaStream, Device, DeviceMemory, RankOnGpu, device_count};
-use crate::error::{Result, bail, error};
+use crate::error::{Error, Result, bail, error};
 use crate::rank::{GroupRank, Rank};
 use crate::util::interrupt;
 use crate::util::text::count_of;
@@ -95,17 +95,17 @@ pub(crate) fn connect(
         bail!(InvalidArgument, "rank {rank} is not one of {}", count_of(world_size as usize, "rank"));
     }
     let alive = || control.as_ref().map_or(Ok(()), |control| control.check_peers());
+    // The peers must not wait for this rank.
+    let tell = |error: &Error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string()));
     let connected = library().and_then(|library| {
         let device = Device::open(ordinal)?;
         // Before any rank can have enqueued work.
         let on_gpu = RankOnGpu::new(&device);
-        let handle = NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive)?;
+        let handle =
+            NcclHandle::initialize(library, &device, id.into(), [rank.0, world_size], deadline, &alive, &tell)?;
         NcclBackend::begin(handle, control.clone(), Some(on_gpu), deadline)
     });
-    // The peers must not wait for this rank.
-    let backend = connected
-        .inspect_err(|error| control.iter().for_each(|control| control.abort(error.kind(), &error.to_string())))?;
-    Ok(Arc::new(backend))
+    Ok(Arc::new(connected.inspect_err(tell)?))
 }
 
 /// A rank on the caller's communicator. Collective.

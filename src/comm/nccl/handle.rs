@@ -12,6 +12,7 @@
 //! needs (`ncclCollPreconnect` in `group.cc`). Such a thread comes out when NCCL's abort flags are
 //! set; see [`abort_job`](NcclHandle::abort_job).
 
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -67,6 +68,7 @@ impl NcclHandle {
         [rank, world_size]: [u32; 2],
         deadline: Instant,
         alive: Alive<'_>,
+        tell: &dyn Fn(&Error),
     ) -> Result<Self> {
         let what = "ncclCommInitRankConfig";
         let new = NewCommunicator::default();
@@ -108,7 +110,11 @@ impl NcclHandle {
             }
         };
         let Some(handle) = handle() else { return Err(library.error(what, result, std::ptr::null_mut())) };
-        handle.settle(what, result, deadline, alive).inspect_err(|error| handle.begin_abort(error))?;
+        handle.settle(what, result, deadline, alive).inspect_err(|error| {
+            tell(error);
+            handle.begin_abort(error);
+            handle.wait_for_abort(Instant::now() + ABORT_TIMEOUT);
+        })?;
         Ok(handle)
     }
 
@@ -143,8 +149,9 @@ impl NcclHandle {
         match child.settle("ncclCommSplit", ncclInProgress, deadline, alive) {
             Ok(()) => Ok(Some(child)),
             Err(error) => {
-                let reason = error.clone();
-                self.abort_then(&error, move || child.begin_abort(&reason));
+                // It is not destroyed before the parent has ended.
+                let (reason, child) = (error.clone(), ManuallyDrop::new(child));
+                self.abort_then(&error, move || ManuallyDrop::into_inner(child).begin_abort(&reason));
                 Err(error)
             }
         }

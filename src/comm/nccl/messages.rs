@@ -1,10 +1,9 @@
 //! Messages from one rank to another: NCCL's sends and receives, several in one group.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::calls::{in_group, is_well, nccl_type};
+use super::calls::{in_group, nccl_type};
 use super::sys::*;
 use super::{NcclBackend, RankState};
 use crate::comm::message::{Delivery, Direction, MessageRequest};
@@ -94,7 +93,10 @@ impl NcclBackend {
         if let Some(control) = &self.control {
             messages.iter().for_each(|message| control.note_message(message));
         }
-        self.connect(&mut state.connected, messages, deadline)?;
+        // A group that is in no capture may invalidate one.
+        if !stream.is_capturing()? {
+            self.connect_opposite(state, messages, deadline)?;
+        }
         let cuda_stream = stream.as_ptr().cast();
         self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
             let filled = messages.iter().filter(|message| message.element_count > 0);
@@ -117,39 +119,41 @@ impl NcclBackend {
         })
     }
 
-    /// Sends nothing to each new peer, and receives nothing from it, in a group by itself. NCCL
-    /// connects two ranks in their first group with messages between them. If one rank only sends
-    /// there, and the other one also receives, or only sends too, each takes what the other one
-    /// offers for the answer, and both fail or wait for ever (ncclTransportP2pSetup in
-    /// `transport.cc` of NCCL 2.30.7). But programs order their first messages as they like. The
-    /// stream is this rank's own, because the caller's may be in a capture.
-    fn connect(
-        &self,
-        connected: &mut BTreeSet<GroupRank>,
-        messages: &[MessageRequest],
-        deadline: Instant,
-    ) -> Result<()> {
-        let peers =
-            messages.iter().filter(|message| message.element_count > 0).filter_map(|message| match message.direction {
-                Direction::Send(rank) | Direction::Receive(Some(rank)) => Some(rank),
-                Direction::Receive(None) => None,
-            });
-        let new: BTreeSet<GroupRank> = peers.filter(|peer| *peer != self.rank && !connected.contains(peer)).collect();
-        if new.is_empty() {
+    /// Before the first messages with the opposite rank, sends nothing to it and receives nothing
+    /// from it, in a group by itself.
+    ///
+    /// NCCL connects two ranks in their first group with messages between them. Each way is an
+    /// exchange by itself, but for the rank that is as far before this one as behind it: with that
+    /// one it exchanges what the group has, and takes what comes for the answer. So if one rank
+    /// only sends, and the other one also receives, or only sends too, both fail or wait for ever
+    /// (ncclTransportP2pSetup in `transport.cc` of NCCL 2.30.7). But programs order their first
+    /// messages as they like.
+    fn connect_opposite(&self, state: &mut RankState, messages: &[MessageRequest], deadline: Instant) -> Result<()> {
+        let n = self.origins.len() as u32;
+        let opposite = GroupRank((self.rank.0 + n / 2) % n);
+        let is_with = |message: &MessageRequest| {
+            let ends = [Direction::Send(opposite), Direction::Receive(Some(opposite))];
+            message.element_count > 0 && ends.contains(&message.direction)
+        };
+        // What else is done on a borrowed communicator is not known.
+        let is_known = !n.is_multiple_of(2) || state.is_opposite_connected || !self.handle.is_own;
+        if is_known || !messages.iter().any(is_with) {
             return Ok(());
         }
         let (nothing, stream) = (self.stand_in.address().cast(), self.stream.as_ptr().cast());
         self.handle.call("ncclGroupEnd", deadline, &|| self.domain.check(), |raw| {
-            // SAFETY: no elements are moved, and this rank has the communicator.
+            let peer = opposite.0 as i32;
+            // SAFETY: no elements are moved, and this thread has the communicator.
             unsafe {
-                in_group(&new, |peer| {
-                    let peer = peer.0 as i32;
-                    let sent = ncclSend(nothing, 0, ncclInt8, peer, raw, stream);
-                    Ok(if is_well(sent) { ncclRecv(nothing, 0, ncclInt8, peer, raw, stream) } else { sent })
+                in_group([true, false], |is_send| {
+                    Ok(match is_send {
+                        true => ncclSend(nothing, 0, ncclInt8, peer, raw, stream),
+                        false => ncclRecv(nothing, 0, ncclInt8, peer, raw, stream),
+                    })
                 })
             }
         })?;
-        connected.extend(new);
+        state.is_opposite_connected = true;
         Ok(())
     }
 

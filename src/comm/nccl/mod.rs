@@ -20,7 +20,6 @@ mod staging;
 mod sys;
 mod window;
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -88,8 +87,8 @@ pub(crate) struct NcclBackend {
 struct RankState {
     scratch: Scratch,
     staging: Staging,
-    /// Those with which it has exchanged messages.
-    connected: BTreeSet<GroupRank>,
+    /// Whether it has had messages with the opposite rank.
+    is_opposite_connected: bool,
 }
 
 impl NcclBackend {

@@ -7,7 +7,7 @@ import unittest
 from gpu_check.run import LIMIT
 from gpu_check.steps import SHARED_GPU, Machine, steps
 
-ARGUMENTS = argparse.Namespace(quick=False, fakes=False, sanitize=False, sanitizer="compute-sanitizer")
+ARGUMENTS = argparse.Namespace(quick=False, fakes=False, failures=False, sanitize=False, sanitizer="compute-sanitizer")
 
 
 def on(gpus, nccl, **more):
@@ -33,7 +33,7 @@ class Order(unittest.TestCase):
         self.assertLess(sum(step.seconds for step in on(1, "2.30.7") if "2 ranks" in step.name), LIMIT)
 
     def test_each_name_is_one_step(self):
-        names = [step.name for step in on(1, "2.30.7", sanitize=True)]
+        names = [step.name for step in on(1, "2.30.7", failures=True, sanitize=True)]
         self.assertEqual(len(names), len(set(names)))
 
 
