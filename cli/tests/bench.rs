@@ -158,7 +158,7 @@ fn ranks_can_be_processes_and_buffers_the_communicators() {
 #[test]
 fn under_a_launcher_it_is_one_rank_and_rank_0_prints() {
     let under = |arguments: &[&str]| {
-        let bench = ["launch", "-n", "3", "--", DISTCOLLECTIVE, "bench", "--max-bytes", "64", "--batches", "3"];
+        let bench = ["launch", "-n", "3", "--", DISTCOLLECTIVE, "bench", "--max-bytes", "64", "--iters", "5"];
         run(&[&bench[..], arguments].concat())
     };
     let (output, stdout, stderr) = under(&["--op", "all", "--json"]);
