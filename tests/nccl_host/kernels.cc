@@ -340,10 +340,7 @@ static void run(const void *arguments, unsigned, unsigned) {
     std::vector<fake::call> calls =
         is_symmetric(launch.kernel) ? symmetric_calls_of(launch) : calls_of(launch);
     pthread_mutex_lock(&lock);
-    fake::communicator *communicator = &peer_of(launch.comm)->base;
-    bool has_processes = communicator->clique->gathering != nullptr;
-    (has_processes ? fake::run_calls_of_processes : fake::run_calls)(
-        communicator, calls.data(), calls.size());
+    fake::run_calls(&peer_of(launch.comm)->base, calls.data(), calls.size());
     pthread_mutex_unlock(&lock);
 }
 

@@ -34,9 +34,8 @@ static void run(void *data) {
         pthread_cond_wait(&changed, &lock);
     if (!communicator_stopped(communicator)) {
         communicator->busy = true;
-        bool has_processes = communicator->clique->gathering != NULL;
         if (!is_spoiled(communicator, bundle))
-            (has_processes ? run_calls_of_processes : run_calls)(communicator, bundle->calls, bundle->count);
+            run_calls(communicator, bundle->calls, bundle->count);
         communicator->busy = false;
     }
     communicator->executed += !bundle->captured;

@@ -133,7 +133,6 @@ static bool is_message(const struct call *call) {
     return call->operation == SEND || call->operation == RECEIVE;
 }
 
-/* Messages come before collectives: the library has no group of both. */
 void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count) {
     struct progress *progress = allocate((count + 1) * sizeof *progress);
     bool is_done = false;

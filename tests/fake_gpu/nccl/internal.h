@@ -115,7 +115,8 @@ void move(struct call *const *calls, int ranks);
 struct communicator;
 
 /* Does what calls say when the peers come to theirs: all sends and receives are under way together,
- * the collectives go one after the other meanwhile. With the lock held. */
+ * the collectives go one after the other meanwhile. (Between processes the collectives come after
+ * the sends and receives.) With the lock held. */
 void run_calls(struct communicator *communicator, const struct call *calls, size_t count);
 
 /* Whether the ranks' kernels find each other and come to an end. NCCL compares nothing: with
@@ -141,7 +142,8 @@ struct clique {
     struct meeting *meetings;
     struct assembly *assemblies;
     struct transfer *transfers;
-    /* Who has come to a first call: for each two ranks, as bundle.c says. Atomic. */
+    /* For each two ranks, the bits by which they tell each other that they have come to a first
+     * call (enum end in bundle.c). Atomic. */
     int *ends;
 };
 struct clique *clique_new(int size);
@@ -263,7 +265,7 @@ int gathering_come(struct gathering *gathering, int ranks);
 void gathering_nap(void);
 /* The place in `ends` of a clique that has a gathering. */
 int *gathering_ends(struct gathering *gathering, int from, int to);
-/* As run_calls. With the lock held. */
+/* run_calls, for ranks of several processes. */
 void run_calls_of_processes(struct communicator *communicator, const struct call *calls, size_t count);
 
 /* How they find each other: processes.c. With the lock held. */

@@ -132,6 +132,10 @@ static bool is_transfer(const struct call *call) {
 }
 
 void run_calls(struct communicator *communicator, const struct call *calls, size_t count) {
+    if (communicator->clique->gathering != NULL) {
+        run_calls_of_processes(communicator, calls, count);
+        return;
+    }
     struct transfer *transfers = allocate((count + 1) * sizeof *transfers);
     for (size_t i = 0; i < count; i++) {
         if (is_transfer(&calls[i]))
