@@ -54,16 +54,19 @@ fn exit(communicator: Communicator) -> Result<()> {
 
 /// The process of the last rank ends before the first call of NCCL, in which the others connect.
 fn exit_first(communicator: Communicator) -> Result<()> {
+    let made = communicator.monitored_barrier(DEADLINE);
     if communicator.rank().0 + 1 == communicator.world_size() {
         std::process::exit(0);
     }
-    let error = communicator.all_reduce(&mut [1f32], ReduceOperation::Sum).expect_err("a rank has exited");
+    let sum = || communicator.all_reduce(&mut [1f32], ReduceOperation::Sum);
+    let error = made.and_then(|()| sum()).expect_err("a rank has exited");
     println!("{error}");
     Ok(())
 }
 
 /// The last rank ends the communicator while the others connect.
 fn fail_first(communicator: Communicator) -> Result<()> {
+    communicator.monitored_barrier(DEADLINE)?;
     let last = communicator.world_size() - 1;
     let error = match communicator.rank().0 == last {
         true => {
