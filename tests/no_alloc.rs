@@ -8,7 +8,7 @@ use std::time::Duration;
 use distcollective::collective::Partition;
 use distcollective::context::{Bindings, ContextOptions};
 use distcollective::network::{ElementWiseOperation, Plugin, PluginCall, Shuffle};
-use distcollective::tensor::{MemorySpace, Shape};
+use distcollective::tensor::MemorySpace;
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, ExecutionContext, Network, Rank, ReduceOperation, Result,
     Stream, inputs, outputs,
@@ -76,14 +76,6 @@ struct Double;
 impl Plugin for Double {
     fn type_name(&self) -> &str {
         "double"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn runs_on_cuda(&self) -> bool {

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use distcollective::network::{Plugin, PluginCall, Shuffle};
-use distcollective::tensor::Shape;
 use distcollective::{DataType, DistCollective, Network, Rank, ReduceOperation, Result};
 use test_support::{has, timed};
 
@@ -123,14 +122,6 @@ struct Norm;
 impl Plugin for Norm {
     fn type_name(&self) -> &str {
         "norm"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {

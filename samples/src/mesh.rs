@@ -8,7 +8,6 @@
 
 use distcollective::collective::Partition;
 use distcollective::network::{Plugin, PluginCall, PluginRegistry};
-use distcollective::tensor::Shape;
 use distcollective::{
     Communicator, DataType, DistCollective, Engine, Environment, Network, ReduceOperation, Result, inputs, outputs,
 };
@@ -20,14 +19,6 @@ struct Relu;
 impl Plugin for Relu {
     fn type_name(&self) -> &str {
         "relu"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {

@@ -220,14 +220,6 @@ impl Plugin for Recorder {
         "recorder"
     }
 
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
-    }
-
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
         *self.0.lock().expect("no panic") = format!("{call:?}");
         let input = call.input(0)?;

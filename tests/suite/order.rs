@@ -14,7 +14,6 @@ use distcollective::comm::{Operands, RawOperands};
 use distcollective::context::Bindings;
 use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
-use distcollective::tensor::Shape;
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, Stream, Work, inputs, outputs,
@@ -132,14 +131,6 @@ impl fmt::Debug for Acting {
 impl Plugin for Acting {
     fn type_name(&self) -> &str {
         "acting"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {

@@ -17,14 +17,6 @@ impl Plugin for AddOne {
         "add_one"
     }
 
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
-    }
-
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
         let input = call.input(0)?.as_slice::<f32>()?;
         for (y, x) in call.output(0)?.as_mut_slice::<f32>()?.iter_mut().zip(input) {
@@ -150,10 +142,6 @@ struct Hill;
 impl Plugin for Hill {
     fn type_name(&self) -> &str {
         "hill"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
     }
 
     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {

@@ -265,14 +265,6 @@ impl Plugin for Held {
         "held"
     }
 
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
-    }
-
     fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {
         let held = self.0.lock().expect("one run").recv_timeout(crate::ranks::DEADLINE);
         held.map_err(|error| Error::new(ErrorKind::Plugin, error.to_string()))
@@ -325,10 +317,6 @@ struct Counted(Arc<AtomicUsize>);
 impl Plugin for Counted {
     fn type_name(&self) -> &str {
         "counted"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
     }
 
     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use distcollective::dist_collective::BoundLayer;
 use distcollective::network::{Plugin, PluginCall};
-use distcollective::tensor::Shape;
 use distcollective::{
     Communicator, DataType, DistCollective, DistCollectiveLayer, Error, ErrorKind, ExecutionContext, Network, Rank,
     ReduceOperation, Result, inputs, outputs,
@@ -295,14 +294,6 @@ struct NotNegative;
 impl Plugin for NotNegative {
     fn type_name(&self) -> &str {
         "not_negative"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {

@@ -25,7 +25,6 @@ use crate::util::panic_message;
 ///
 /// ```
 /// use distcollective::network::{Plugin, PluginCall};
-/// use distcollective::tensor::Shape;
 /// use distcollective::{DataType, Network, Result};
 /// use distcollective::{inputs, outputs};
 ///
@@ -35,14 +34,6 @@ use crate::util::panic_message;
 /// impl Plugin for Scale {
 ///     fn type_name(&self) -> &str {
 ///         "scale"
-///     }
-///
-///     fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-///         Ok(inputs.to_vec())
-///     }
-///
-///     fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-///         Ok(inputs.to_vec())
 ///     }
 ///
 ///     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {
@@ -74,19 +65,25 @@ pub trait Plugin: fmt::Debug + Send + Sync + 'static {
         "1"
     }
 
-    /// The types of the outputs, from the types of the inputs. There is at least one output.
+    /// The types of the outputs, from the types of the inputs. There is at least one output. By
+    /// default there is one, of the type of the first input.
     ///
     /// # Errors
     ///
     /// The plugin does not take these inputs.
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>>;
+    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
+        Ok(inputs.iter().take(1).copied().collect())
+    }
 
-    /// The shapes of the outputs, from the shapes of the inputs.
+    /// The shapes of the outputs, from the shapes of the inputs. By default there is one, that of
+    /// the first input.
     ///
     /// # Errors
     ///
     /// The plugin does not take these inputs.
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>>;
+    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
+        Ok(inputs.iter().take(1).copied().collect())
+    }
 
     /// Computes the outputs. On a GPU it enqueues that on the stream and does not wait.
     ///
@@ -190,7 +187,6 @@ type PluginCreator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>
 ///
 /// ```
 /// # use distcollective::network::{Plugin, PluginCall};
-/// # use distcollective::tensor::Shape;
 /// # use distcollective::{DataType, Result};
 /// use distcollective::network::PluginRegistry;
 /// use distcollective::{Error, ErrorKind};
@@ -204,8 +200,6 @@ type PluginCreator = Box<dyn Fn(&[u8]) -> Result<Arc<dyn Plugin>> + Send + Sync>
 ///         Ok(self.0.to_le_bytes().to_vec())
 ///     }
 /// #   fn type_name(&self) -> &str { "scale" }
-/// #   fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> { Ok(inputs.to_vec()) }
-/// #   fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> { Ok(inputs.to_vec()) }
 /// #   fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> { Ok(()) }
 /// }
 ///

@@ -8,7 +8,6 @@ use std::time::Duration;
 use distcollective::interrupt::set_interrupt_hook;
 use distcollective::log::{LogLevel, set_log_handler};
 use distcollective::network::{Plugin, PluginCall};
-use distcollective::tensor::Shape;
 use distcollective::tensor_dict::BroadcastOptions;
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, DistCollectiveLayer, Engine, Environment, Error, ErrorKind,
@@ -282,14 +281,6 @@ struct RmsNorm;
 impl Plugin for RmsNorm {
     fn type_name(&self) -> &str {
         "rms_norm"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {

@@ -8,7 +8,7 @@ use distcollective::collective::Collective;
 use distcollective::comm::Operands;
 use distcollective::context::ContextOptions;
 use distcollective::network::{Plugin, PluginCall, Shuffle};
-use distcollective::tensor::{Bool, MemorySpace, Shape};
+use distcollective::tensor::{Bool, MemorySpace};
 use distcollective::{
     Buffer, Communicator, DataType, Determinism, DistCollective, Engine, ErrorKind, Network, Rank, ReduceOperation,
     Result, Stream, inputs, outputs,
@@ -79,14 +79,6 @@ struct Copying {
 impl Plugin for Copying {
     fn type_name(&self) -> &str {
         "copying"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, call: &mut PluginCall<'_>) -> Result<()> {

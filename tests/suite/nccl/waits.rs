@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use distcollective::collective::Collective;
 use distcollective::comm::Operands;
 use distcollective::network::{Plugin, PluginCall};
-use distcollective::tensor::Shape;
 use distcollective::{
     Buffer, Communicator, DataType, DistCollective, Engine, Error, ErrorKind, Network, Rank, ReduceOperation, Result,
     Stream, Work,
@@ -73,14 +72,6 @@ impl fmt::Debug for Asking {
 impl Plugin for Asking {
     fn type_name(&self) -> &str {
         "asking"
-    }
-
-    fn output_types(&self, inputs: &[DataType]) -> Result<Vec<DataType>> {
-        Ok(inputs.to_vec())
-    }
-
-    fn output_shapes(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        Ok(inputs.to_vec())
     }
 
     fn enqueue(&self, _call: &mut PluginCall<'_>) -> Result<()> {
