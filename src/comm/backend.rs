@@ -41,6 +41,9 @@ pub(crate) type SharedGraph = Arc<Mutex<Option<Graph>>>;
 /// every few MiB, and ends with that function's error.
 pub(crate) type Fill<'a> = dyn FnMut(&mut [u8], &dyn Fn() -> Result<()>) -> Result<()> + 'a;
 
+/// What keeps a region with a communicator of some of its ranks.
+pub(crate) type RegionPart = Box<dyn Any + Send + Sync>;
+
 /// One rank of a communicator.
 ///
 /// # What the caller guarantees
@@ -202,6 +205,12 @@ pub(crate) trait Backend: Watch + Any {
     /// has at the same offsets.
     fn allocate_region(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         self.allocate(byte_len, deadline)
+    }
+
+    /// Has the calls of this communicator, a part of which ranks split off, reach such a region as
+    /// those of the whole do, as long as what it returns exists. Collective.
+    fn join_region(&self, _region: &Buffer, _deadline: Instant) -> Result<Option<RegionPart>> {
+        Ok(None)
     }
 
     /// Memory of at least `byte_len` bytes that this machine has once. Rank `source` writes it with

@@ -46,7 +46,7 @@ use crate::shape::Dims;
 use crate::stream::Stream;
 pub use crate::util::settings::{DEFAULT_TIMEOUT, timeout_or};
 use crate::util::{deadline_after, lock, rough_deadline_after};
-pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, Request, SharedGraph};
+pub(crate) use backend::{Checked, Control, Fill, MAX_GROUPED_CALLS, RegionPart, Request, SharedGraph};
 pub(crate) use calls::exchange;
 pub(crate) use control::Votes;
 pub use create::most_processes;

@@ -104,6 +104,8 @@ impl CommunicatorBinding {
         }
         if region_bytes > 0 {
             let region = communicator.as_backend().allocate_region(region_bytes, deadline)?;
+            let join = |group: &Communicator| group.as_backend().join_region(&region, deadline).transpose();
+            regions.memory.parts = roles_of.groups().filter_map(join).collect::<Result<_>>()?;
             regions.memory.communicator = Some(region);
         }
         let mut binding = CommunicatorBinding {
@@ -159,10 +161,8 @@ impl CommunicatorBinding {
         (longest > 0).then(make).transpose()
     }
 
-    /// Locks the memory for a run. Another thread may have it: runs on a communicator take turns,
-    /// but a thread that has enqueued one on a CUDA stream takes the lock once more after its turn.
-    /// If the lock is missed, the communicator ends, so that the other ranks do not wait for this
-    /// run.
+    /// Locks the memory for a run. Runs on a communicator take turns, so that it is free. If the
+    /// lock is missed, the communicator ends, so that the other ranks do not wait for this run.
     pub(super) fn lock_regions(&self, deadline: Instant) -> Result<RegionsGuard<'_>> {
         // Another thread's number is never this one's, whenever it is seen.
         let this = thread_number();

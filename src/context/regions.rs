@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::replay::Replays;
 use super::run::RunIo;
+use crate::comm::RegionPart;
 use crate::cuda::{CudaStream, Device, Point, Transfer};
 use crate::data_type::DataType;
 use crate::engine::EngineInner;
@@ -31,6 +32,8 @@ pub(super) struct Regions {
 pub(super) struct ContextMemory {
     /// Operands of collectives.
     pub(super) communicator: Option<Buffer>,
+    /// What keeps them with the communicators of this rank's groups.
+    pub(super) parts: Vec<RegionPart>,
     /// What only this rank uses.
     pub(super) private: Option<Buffer>,
     /// What collectives use between their steps, on a GPU.

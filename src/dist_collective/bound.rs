@@ -92,6 +92,14 @@ impl<'a> Roles<'a> {
         Roles { communicator, deadline, groups: Vec::new() }
     }
 
+    /// The communicators of this rank's groups, in the order in which it has split them off.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Communicator> {
+        self.groups.iter().filter_map(|(_, role)| match role {
+            Role::Member(communicator) => Some(communicator),
+            _ => None,
+        })
+    }
+
     /// Whether a layer fits the communicator. Not collective.
     pub(crate) fn check(communicator: &Communicator, layer: &ResolvedLayer) -> Result<()> {
         let world_size = communicator.world_size();

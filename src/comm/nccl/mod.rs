@@ -35,7 +35,7 @@ use scratch::Scratch;
 use staging::Staging;
 use sys::ncclRedOp_t;
 
-use super::backend::{Backend, Checked, Control, Request, SharedGraph};
+use super::backend::{Backend, Checked, Control, RegionPart, Request, SharedGraph};
 use super::message::{Delivery, MessageRequest};
 use super::signature::place_of;
 use super::split::SplitGroup;
@@ -477,6 +477,10 @@ impl Backend for NcclBackend {
 
     fn allocate_region(&self, byte_len: usize, deadline: Instant) -> Result<Buffer> {
         self.symmetric_buffer(byte_len, self.features.has_windows, deadline)
+    }
+
+    fn join_region(&self, region: &Buffer, deadline: Instant) -> Result<Option<RegionPart>> {
+        self.window_over(region, deadline)
     }
 
     fn abort(&self, kind: ErrorKind, reason: &str) {

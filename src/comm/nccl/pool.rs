@@ -25,6 +25,14 @@ pub(super) fn has(address: usize) -> bool {
     lock(&BLOCKS).iter().any(|(range, block)| range.contains(&address) && block.strong_count() > 0)
 }
 
+/// The block that an address is in, of a buffer that exists.
+pub(super) fn block_at(address: usize) -> Option<Arc<Block>> {
+    let of_call = |(range, block): &(Range<usize>, Weak<Block>)| {
+        if range.contains(&address) { block.upgrade() } else { None }
+    };
+    lock(&BLOCKS).iter().find_map(of_call)
+}
+
 /// Memory of NCCL's. The last reference frees it, on the device's thread for deferred release: the
 /// GPU does not use the memory any more, and no window of a living communicator is over it.
 pub(super) struct Block {
@@ -94,10 +102,7 @@ impl MemoryPool {
             return;
         }
         for address in addresses {
-            let of_call = |(range, block): &(Range<usize>, Weak<Block>)| {
-                if range.contains(&address) { block.upgrade() } else { None }
-            };
-            let Some(block) = lock(&BLOCKS).iter().find_map(of_call) else { continue };
+            let Some(block) = block_at(address) else { continue };
             let mut captured = lock(&self.captured);
             if !captured.iter().any(|other| Arc::ptr_eq(other, &block)) {
                 captured.push(block);

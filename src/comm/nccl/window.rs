@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::NcclBackend;
 use super::handle::{Alive, NcclHandle};
-use super::pool::{Block, MemoryPool};
+use super::pool::{self, Block, MemoryPool};
 use super::sys::*;
 use crate::collective::Purpose;
-use crate::comm::backend::Backend;
+use crate::comm::backend::{Backend, RegionPart};
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
 use crate::data_type::DataType;
-use crate::error::{ErrorKind, Result, bail};
+use crate::error::{ErrorKind, Result, bail, error};
 use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
 use crate::util::lock;
@@ -115,7 +115,7 @@ impl Drop for Windows {
     }
 }
 
-/// The memory of a communicator's buffer.
+/// The memory of a communicator's buffer, or what keeps it registered with a communicator.
 struct SymmetricMemory {
     handle: Arc<NcclHandle>,
     address: NonNull<u8>,
@@ -165,28 +165,49 @@ impl NcclBackend {
         // All ranks register or none does, because registering waits for every rank.
         let mut memory = self.if_all_have(memory, byte_len, deadline)?;
         if as_window && byte_len > 0 {
-            {
-                let _lock = self.lock(deadline)?;
-                let registered = memory.register(deadline, &|| self.domain.check());
-                registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
-            }
-            // NCCL returns a null window if it supports none here (nccl #1963).
-            let is_registered = matches!(memory.owner, WindowOwner::Window(_));
-            let all = self.gather(&[i64::from(is_registered)], Purpose::ALLOCATE, deadline);
-            let all = all.inspect_err(|_| memory.leave_to_communicator())?;
-            if let WindowOwner::Window(window) = &memory.owner {
-                if all.contains(&[0]) {
-                    let window = Arc::clone(window);
-                    self.deregister(std::slice::from_ref(&window))?;
-                    memory.owner = WindowOwner::Buffer(Arc::clone(&window.block));
-                } else {
-                    self.handle.windows.push(window);
-                }
-            }
+            self.register(&mut memory, deadline)?;
         }
         // SAFETY: NCCL's memory is aligned to its granularity, holds that many zeros as long as the
         // lease lives, and nothing else refers to it.
         unsafe { Buffer::leased(Box::new(memory), byte_len) }
+    }
+
+    /// Registers an engine's region, which another communicator of the domain has allocated, with
+    /// this one too: NCCL reaches a window in calls of the window's communicator only. Collective.
+    pub(super) fn window_over(&self, region: &Buffer, deadline: Instant) -> Result<Option<RegionPart>> {
+        if !self.handle.is_own || !self.features.has_windows {
+            return Ok(None);
+        }
+        let Some(block) = pool::block_at(region.as_ptr().addr()) else {
+            return Err(self.fail(error!(System, "an engine's region is not NCCL's memory")));
+        };
+        self.release_windows(deadline)?;
+        let mut memory = SymmetricMemory::over(&self.handle, block);
+        self.register(&mut memory, deadline)?;
+        Ok(Some(Box::new(memory)))
+    }
+
+    /// Registers memory as a window if every rank can. Collective.
+    fn register(&self, memory: &mut SymmetricMemory, deadline: Instant) -> Result<()> {
+        {
+            let _lock = self.lock(deadline)?;
+            let registered = memory.register(deadline, &|| self.domain.check());
+            registered.map_err(|error| self.fail(error.about(|| "allocate".to_owned())))?;
+        }
+        // NCCL returns a null window if it supports none here (nccl #1963).
+        let is_registered = matches!(memory.owner, WindowOwner::Window(_));
+        let all = self.gather(&[i64::from(is_registered)], Purpose::ALLOCATE, deadline);
+        let all = all.inspect_err(|_| memory.leave_to_communicator())?;
+        if let WindowOwner::Window(window) = &memory.owner {
+            if all.contains(&[0]) {
+                let window = Arc::clone(window);
+                self.deregister(std::slice::from_ref(&window))?;
+                memory.owner = WindowOwner::Buffer(Arc::clone(&window.block));
+            } else {
+                self.handle.windows.push(window);
+            }
+        }
+        Ok(())
     }
 
     /// The memory, if every rank has some. Collective.
@@ -228,13 +249,16 @@ impl NcclBackend {
 
 impl SymmetricMemory {
     fn new(handle: &Arc<NcclHandle>, byte_len: usize) -> Result<Self> {
-        let block = handle.windows.pool.take(handle.library, byte_len)?;
-        Ok(SymmetricMemory {
+        Ok(Self::over(handle, handle.windows.pool.take(handle.library, byte_len)?))
+    }
+
+    fn over(handle: &Arc<NcclHandle>, block: Arc<Block>) -> Self {
+        SymmetricMemory {
             handle: Arc::clone(handle),
             address: block.address,
             generation: new_generation(),
             owner: WindowOwner::Buffer(block),
-        })
+        }
     }
 
     /// Keeps the memory until the communicator has ended, which may use it.

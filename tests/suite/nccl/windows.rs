@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Barrier};
 
+use distcollective::collective::Partition;
 use distcollective::comm::Operands;
 use distcollective::context::ContextOptions;
 use distcollective::{
@@ -28,6 +29,13 @@ pub fn play(name: &str, ranks: u32) {
             let barrier = Arc::new(Barrier::new(ranks as usize));
             sums(ranks, move |communicator| failing(communicator, &barrier));
         }
+        "of groups" => {
+            on_gpus(ranks, |communicator| windows_of_groups(&communicator));
+            if !is_on_gpu() {
+                println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
+            }
+        }
+        "of groups that fail" => sums(ranks, |communicator| windows_of_groups(&communicator)),
         "dropped apart" => on_gpus(ranks, |communicator| windows_dropped_apart(&communicator)),
         "ended late" => ended_late(ranks),
         "deregistered for ever" => deregistered_for_ever(ranks),
@@ -61,6 +69,31 @@ pub fn with_window_of(communicator: &Communicator, options: ContextOptions, runs
 /// The tensor between two collectives lies in memory that is registered where it can be.
 fn windows(communicator: &Communicator) -> Result<()> {
     with_window(communicator).map(drop)
+}
+
+/// Two contexts, one after the other, with collectives among the rows and the columns of a mesh. A
+/// region is a window of the communicator, of the row's and of the column's.
+fn windows_of_groups(communicator: &Communicator) -> Result<()> {
+    let rank = communicator.rank().0;
+    for _ in 0..2 {
+        let mut network = Network::new();
+        let x = network.add_input("x", DataType::Float32, [1024])?;
+        let sum = |groups| DistCollective::all_reduce(ReduceOperation::Sum).partition(groups);
+        let row = network.add(sum(Partition::new([[0, 1], [2, 3]])), x)?;
+        let column = network.add(sum(Partition::new([[0, 2], [1, 3]])), row)?;
+        let y = network.add(sum(Partition::new([[0, 1], [2, 3]])), column)?;
+        network.mark_output(y, "y")?;
+        let mut context = network.build()?.create_execution_context()?;
+        context.set_communicator(communicator)?;
+        for _ in 0..3 {
+            let mut y = [0f32; 1024];
+            context.execute(inputs!["x" => &[rank as f32; 1024]], outputs!["y" => &mut y])?;
+            assert_eq!(y, [12.0; 1024]);
+        }
+        drop(context);
+        free_what_was_dropped(communicator);
+    }
+    communicator.barrier()
 }
 
 /// NCCL does not say that the memory is registered, and may use it nevertheless. So it is not freed
@@ -160,6 +193,20 @@ fn without_windows_memory_is_memory() {
     for variant in [Variant::Previous, Variant::Old] {
         let text = Child::new("windows are registered", 2).on(variant).passes();
         assert!(text.contains("windows: 0"), "{variant:?}: {text}");
+    }
+}
+
+#[test]
+fn a_region_is_a_window_of_the_communicators_of_groups() {
+    if needs_more_gpus(4) {
+        return;
+    }
+    says("windows of groups", 4, "", if is_on_gpu() { &[] } else { &["windows: 24"] });
+    if !is_on_gpu() {
+        says("windows of groups", 4, "null_window", &["windows: 24"]);
+        // Rank 3's window of its row.
+        let told = ["rank 3 ended the communicator", "ncclCommWindowRegister: NCCL says ncclSystemError"];
+        says("windows of groups that fail", 4, "fail=ncclCommWindowRegister:2:2:3", &told);
     }
 }
 
