@@ -32,8 +32,8 @@ static WATCHDOG: Poller = Poller::new("dcl-watchdog", LOOK);
 /// A communicator and everything that was split from it. An error of one ends all.
 pub(super) struct NcclDomain {
     ended: OnceLock<End>,
-    /// Since when the watchdog has seen that the domain has to end.
-    must_end: Mutex<Option<Instant>>,
+    /// Since when the watchdog has seen that the domain has to end, and why.
+    must_end: Mutex<Option<(Instant, Error)>>,
     handles: Mutex<Vec<Weak<NcclHandle>>>,
     /// Recorded runs of these communicators. NCCL does not destroy a communicator before its
     /// graphs.
@@ -202,9 +202,16 @@ impl NcclDomain {
         if is_inside || self.ended.get().is_some() {
             return;
         }
-        let since = *lock(&self.must_end).get_or_insert_with(Instant::now);
+        let mut must_end = lock(&self.must_end);
+        let (since, first) = must_end.get_or_insert_with(|| (Instant::now(), error.clone()));
+        // A difference may be too far back to be named when ranks go on.
+        if first.kind() != error.kind() {
+            *first = error;
+        }
         if since.elapsed() >= patience {
-            self.abandon(error);
+            let first = first.clone();
+            drop(must_end);
+            self.abandon(first);
         }
     }
 }
