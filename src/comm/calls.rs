@@ -57,6 +57,12 @@ impl Communicator {
         made().map_err(|error| error.on_rank(self.origin_rank()))
     }
 
+    /// [`check`](Self::check) for each small call.
+    pub(crate) fn check_ended(&self) -> Result<()> {
+        let ended = self.check_process().and_then(|()| self.backend.check_ended());
+        ended.map_err(|error| error.on_rank(self.origin_rank()))
+    }
+
     /// Checks that an argument is a rank of this communicator. `name` is what it is: `root`.
     pub(crate) fn check_rank(&self, name: &str, rank: Rank) -> Result<GroupRank> {
         if rank.0 >= self.world_size() {

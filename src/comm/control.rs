@@ -54,8 +54,12 @@ impl Control {
 
     /// Says that this rank, which has its turn, is about to make a call.
     pub(super) fn note_call(&self, call: Call, run: Option<&CountedRun<'_>>) {
-        let number = self.counted.fetch_add(u64::from(call.purpose.is_counted()), Ordering::Relaxed) + 1;
-        self.log.add(Signature::new(call, CountedRun::word(run, None)), number);
+        // No other thread counts meanwhile.
+        let counted = self.counted.load(Ordering::Relaxed);
+        if call.purpose.is_counted() {
+            self.counted.store(counted + 1, Ordering::Relaxed);
+        }
+        self.log.add(Signature::new(call, CountedRun::word(run, None)), counted + 1);
     }
 
     /// Says that this rank, which has its turn, is about to begin a message.

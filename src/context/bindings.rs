@@ -8,14 +8,13 @@ use std::time::Instant;
 use super::ExecutionContext;
 use super::checks::Setup;
 use super::run::{RunIo, run};
-use crate::cuda::{CudaStream, Point};
+use crate::cuda::CudaStream;
 use crate::engine::{EngineInner, IoMode};
 use crate::error::{Error, Result, bail, error};
 use crate::issue_order::Extent;
 use crate::memory::{Buffer, RawTensor, TensorView, TensorViewMut};
 use crate::stream::{EnqueueError, Stream, Task, TaskCell, Watch, Work};
 use crate::util::fork::ProcessGuard;
-use crate::util::lock;
 
 /// The buffers that the inputs and outputs of an enqueued run are bound to.
 /// [`ExecutionContext::enqueue`](super::ExecutionContext::enqueue) takes the bindings, and
@@ -261,12 +260,6 @@ impl Task for Bindings {
             *running = None;
         }
         result.map_err(|e: Error| setup.binding.on_rank(e))
-    }
-
-    fn launched(&self, end: &Point, stream: &CudaStream) {
-        if let Some(run) = &self.inner.run {
-            lock(&run.setup.binding.regions).set_last(stream, end);
-        }
     }
 
     fn label(&self, error: Error) -> Error {

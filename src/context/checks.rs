@@ -28,7 +28,7 @@ pub(super) struct Setup {
 impl Setup {
     /// Checks that the communicator works.
     pub(super) fn check_communicator(&self) -> Result<()> {
-        self.binding.communicator.as_ref().map_or(Ok(()), Communicator::check)
+        self.binding.communicator.as_ref().map_or(Ok(()), Communicator::check_ended)
     }
 
     /// Checks what the caller bound, before anything moves.

@@ -34,10 +34,13 @@ pub(super) unsafe fn run(
     let device = stream.device();
     let is_capturing = stream.is_capturing()?;
     let profile = profile.filter(|_| !is_capturing);
-    locate(binding, regions, io)?;
+    let has_host = io.tensors.iter().flatten().any(|raw| raw.space == MemorySpace::Host);
+    if has_host {
+        locate(binding, regions, io)?;
+    }
     // The tensors that the caller bound in host memory and this rank uses.
     let on_host = |mode: IoMode| {
-        let tensors = io.tensors.iter().enumerate();
+        let tensors = io.tensors.iter().enumerate().filter(|_| has_host);
         tensors.filter_map(move |(index, raw)| {
             let raw = raw.as_ref().filter(|raw| raw.space == MemorySpace::Host && raw.byte_len > 0)?;
             (binding.engine.io[index].mode == mode && binding.used[index]).then_some((index, raw))
@@ -51,6 +54,7 @@ pub(super) unsafe fn run(
         unsafe { regions.transfer(device)?.upload(raw.address, to, raw.byte_len, stream, deadline, alive)? };
     }
     let Regions { replays, memory, located, .. } = regions;
+    let located = if has_host { &*located } else { io };
     let addresses = Addresses::of(memory);
     let layers = |on: &Arc<CudaStream>| {
         // A graph is recorded on another stream.

@@ -19,7 +19,7 @@ pub(super) struct Regions {
     /// Memory on the GPU for each input and output that the caller binds in host memory,
     /// made when it is first needed.
     pub(super) mirrors: Vec<Option<Buffer>>,
-    /// Where a run's tensors are on the GPU.
+    /// Where a run's tensors are on the GPU, if the caller bound some in host memory.
     pub(super) located: RunIo,
     /// Copies from and to host memory; made for the first one.
     transfer: Option<Transfer>,
@@ -91,9 +91,9 @@ impl Regions {
         Ok(())
     }
 
-    /// Says when the last run is done.
-    pub(super) fn set_last(&mut self, stream: &CudaStream, end: &Point) {
-        self.last = Some((stream.id(), end.clone()));
+    /// Says that the last run has been enqueued on this stream just now.
+    pub(super) fn set_last(&mut self, stream: &CudaStream) {
+        self.last = Some((stream.id(), stream.point()));
     }
 
     /// Copies host tensors.

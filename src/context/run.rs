@@ -92,6 +92,9 @@ pub(super) unsafe fn run(setup: &Setup, io: &RunIo, deadline: Instant, stream: O
         }
     });
     let Err(mut error) = result else {
+        if let Some(stream) = stream.filter(|stream| !stream.is_capturing().unwrap_or(true)) {
+            regions.set_last(stream);
+        }
         if let Some(profile) = profile {
             profile.tell(setup);
         }

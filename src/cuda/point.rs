@@ -2,7 +2,7 @@
 //! of a call, so a stream is marked with one only when somebody asks.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::driver::check;
 use super::event::{Event, EventPool, TimedEvent, wait_until};
 use super::{Device, gpu_wait, helper};
 use crate::error::{Result, bail};
-use crate::util::{interrupt, lock};
+use crate::util::{interrupt, lock, moment_of, number_of};
 
 /// How many values a stream keeps at least before it looks which of them it can drop.
 const FEWEST_KEPT: usize = 8;
@@ -28,10 +28,15 @@ pub(crate) struct StreamState {
     /// How many pieces of work were enqueued.
     enqueued: AtomicU64,
     marks: Mutex<Marks>,
+    /// The latest deadline of the work that was enqueued so far, or is being enqueued: its
+    /// [`number_of`], or 0.
+    deadline: AtomicU64,
     /// Events that are not in use.
     spare: EventPool,
     /// What enqueued work uses although its `Work` was dropped, each with its end.
     kept: Mutex<KeptValues>,
+    /// Whether it is worth to look which of them are not needed any more.
+    has_many: AtomicBool,
 }
 
 // SAFETY: CUDA allows any thread to use a stream, and the driver locks it in each call.
@@ -43,8 +48,6 @@ struct Marks {
     /// The latest event, and how many pieces of work come before it at least.
     last: Option<Mark>,
     count: u64,
-    /// The latest deadline of the work that was enqueued so far, or is being enqueued.
-    deadline: Option<Instant>,
     /// The driver's stream exists. From then on no thread uses it.
     is_open: bool,
 }
@@ -58,7 +61,7 @@ struct Mark {
 
 struct KeptValues {
     values: Vec<(Point, Box<dyn Any + Send>)>,
-    /// How many values there are when it is worth to look which are not needed any more.
+    /// From how many values on there are many.
     sweep_at: usize,
 }
 
@@ -77,9 +80,11 @@ impl StreamState {
             device: Arc::clone(device),
             raw,
             enqueued: AtomicU64::new(0),
-            marks: Mutex::new(Marks { last: None, count: 0, deadline: None, is_open: true }),
+            deadline: AtomicU64::new(0),
+            marks: Mutex::new(Marks { last: None, count: 0, is_open: true }),
             spare: EventPool::default(),
             kept: Mutex::new(KeptValues { values: Vec::new(), sweep_at: FEWEST_KEPT }),
+            has_many: AtomicBool::new(false),
         }
     }
 
@@ -94,8 +99,12 @@ impl StreamState {
     /// Says that work follows which may take until `deadline`. An event that another thread records
     /// meanwhile may cover a part of it.
     pub(crate) fn expect(&self, deadline: Instant) {
-        let mut marks = lock(&self.marks);
-        marks.deadline = marks.deadline.max(Some(deadline));
+        // The driver's lock of the stream makes it known to a thread that records an event after
+        // the work.
+        let deadline = number_of(deadline);
+        if self.deadline.load(Ordering::Relaxed) < deadline {
+            self.deadline.fetch_max(deadline, Ordering::Relaxed);
+        }
     }
 
     /// The end of the work that the caller has just enqueued.
@@ -157,7 +166,7 @@ impl StreamState {
         let count = self.enqueued.load(Ordering::Acquire);
         let Some(event) = self.record_uncaptured()? else { return Ok(false) };
         let soonest = Instant::now() + REACH_TIME;
-        let deadline = marks.deadline.map_or(soonest, |deadline| deadline.max(soonest));
+        let deadline = moment_of(self.deadline.load(Ordering::Relaxed)).max(soonest);
         (marks.last, marks.count) = (Some(Mark { event, deadline }), count);
         Ok(true)
     }
@@ -244,7 +253,9 @@ impl StreamState {
 
     /// Keeps a value that enqueued work uses, until the end of the work.
     pub(crate) fn keep(&self, until: Point, value: Box<dyn Any + Send>) {
-        lock(&self.kept).values.push((until, value));
+        let mut kept = lock(&self.kept);
+        kept.values.push((until, value));
+        self.has_many.store(kept.values.len() >= kept.sweep_at, Ordering::Relaxed);
     }
 
     /// Takes all kept values.
@@ -254,9 +265,7 @@ impl StreamState {
 
     /// [`sweep`](Self::sweep) now and then, so that it costs an enqueueing call little.
     pub(crate) fn sweep_if_many(&self) {
-        let kept = lock(&self.kept);
-        if kept.values.len() >= kept.sweep_at {
-            drop(kept);
+        if self.has_many.load(Ordering::Relaxed) {
             self.sweep();
         }
     }
@@ -270,7 +279,7 @@ impl StreamState {
         let mut index = 0;
         while index < kept.values.len() {
             let event = match kept.values[index].0.event() {
-                Ok(Some(event)) => event,
+                Ok(Some(event)) => event.clone(),
                 // If the event cannot be had, the work may still run.
                 Ok(None) | Err(_) => break,
             };
@@ -286,6 +295,7 @@ impl StreamState {
             }
         }
         kept.sweep_at = FEWEST_KEPT.max(2 * kept.values.len());
+        self.has_many.store(false, Ordering::Relaxed);
         // A dropped value may take this stream's lock.
         drop(kept);
     }
@@ -293,16 +303,16 @@ impl StreamState {
 
 impl Point {
     /// The event of its end; `None` as long as it cannot be recorded.
-    pub(super) fn event(&self) -> Result<Option<Event>> {
-        Ok(self.mark()?.map(|mark| mark.event))
+    pub(super) fn event(&self) -> Result<Option<&Event>> {
+        Ok(self.mark()?.map(|mark| &mark.event))
     }
 
-    fn mark(&self) -> Result<Option<Mark>> {
+    fn mark(&self) -> Result<Option<&Mark>> {
         if let Some(mark) = self.mark.get() {
-            return Ok(Some(mark.clone()));
+            return Ok(Some(mark));
         }
         let mark = self.state.mark_after(self.number)?;
-        Ok(mark.map(|mark| self.mark.get_or_init(|| mark).clone()))
+        Ok(mark.map(|mark| self.mark.get_or_init(|| mark)))
     }
 
     /// Until when the work may take whose own deadline this is. The event may have been recorded

@@ -44,7 +44,6 @@ pub(super) fn launch<T: Task>(
     match result {
         Ok(()) => {
             let end = stream.point();
-            task.launched(&end, stream);
             let (task, stream, ending) = (Some(task), Arc::clone(stream), Ending { end, watch });
             Ok(LaunchedWork { task, ending, has_succeeded: AtomicBool::new(false), stream, label: T::label })
         }

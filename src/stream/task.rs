@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::queued_work::TaskCell;
-use crate::cuda::{CudaStream, Point};
+use crate::cuda::CudaStream;
 use crate::error::{Error, Result};
 use crate::issue_order::IssueTicket;
 
@@ -13,9 +13,6 @@ use crate::issue_order::IssueTicket;
 pub(crate) trait Task: Send + Sized + 'static {
     /// Does the work, or enqueues it on a CUDA stream.
     fn run(&mut self, stream: Option<&Arc<CudaStream>>) -> Result<()>;
-
-    /// Is called when `run` has enqueued work on a CUDA stream, with the end of the work.
-    fn launched(&self, _end: &Point, _stream: &CudaStream) {}
 
     /// Adds to an error which work it is about.
     fn label(&self, error: Error) -> Error {
@@ -42,6 +39,11 @@ pub(crate) trait Watch: Send + Sync {
     ///
     /// The error that ended it.
     fn check(&self) -> Result<()>;
+
+    /// [`check`](Self::check) for each small call: it does not compare what the ranks have called.
+    fn check_ended(&self) -> Result<()> {
+        self.check()
+    }
 
     /// After work has ended: checks that it was not aborted, and that the ranks called the same, if
     /// the backend does not know that from the work itself.

@@ -66,6 +66,22 @@ pub(crate) fn deadline_after(timeout: Duration) -> Instant {
     now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
+/// A moment of the process, which [`number_of`] counts from.
+fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(Instant::now)
+}
+
+/// A moment as a number for an atomic, which grows with it, and is not 0: in nanoseconds.
+pub(crate) fn number_of(moment: Instant) -> u64 {
+    u64::try_from(moment.saturating_duration_since(epoch()).as_nanos()).unwrap_or(u64::MAX).max(1)
+}
+
+/// The moment that has a number.
+pub(crate) fn moment_of(number: u64) -> Instant {
+    epoch().checked_add(Duration::from_nanos(number)).unwrap_or_else(|| deadline_after(Duration::MAX))
+}
+
 /// [`deadline_after`] for each small call: a long timeout is counted in ticks of the kernel's
 /// clock, which takes a fifth of the time. The deadline may be a few ticks early or late; one tick
 /// is at most 10 ms.

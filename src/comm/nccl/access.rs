@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::comm::rank_lock;
 use crate::error::{Error, Result, bail, error};
 use crate::util::wait::Wait;
-use crate::util::{interrupt, lock};
+use crate::util::{interrupt, lock, number_of};
 
 /// What has become of a communicator.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,8 +27,7 @@ pub(super) struct Access {
     came_out: Condvar,
     /// An abort has begun. From then on no thread comes in.
     is_ending: AtomicBool,
-    /// Until when the thread that is inside NCCL may stay, in nanoseconds since [`epoch`]; 0 if
-    /// none is.
+    /// Until when the thread that is inside NCCL may stay: its [`number_of`]; 0 if none is.
     leave_by: AtomicU64,
     /// Why the communicator is aborted, or the watchdog has the thread come out; and since when.
     leave_reason: OnceLock<(Error, Instant)>,
@@ -41,17 +40,6 @@ impl Drop for Stay<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }
-}
-
-/// A moment of the process.
-fn epoch() -> Instant {
-    static EPOCH: OnceLock<Instant> = OnceLock::new();
-    *EPOCH.get_or_init(Instant::now)
-}
-
-/// An [`Instant`] as a number other than 0.
-fn nanoseconds(moment: Instant) -> u64 {
-    u64::try_from(moment.saturating_duration_since(epoch()).as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 impl Access {
@@ -89,7 +77,7 @@ impl Access {
 
     /// Says until when the thread, which holds the stage, may stay inside NCCL.
     pub(super) fn stay(&self, deadline: Instant) -> Stay<'_> {
-        self.leave_by.store(nanoseconds(deadline), Ordering::Release);
+        self.leave_by.store(number_of(deadline), Ordering::Release);
         Stay(&self.leave_by)
     }
 
@@ -108,7 +96,7 @@ impl Access {
             return None;
         }
         if self.leave_reason.get().is_none() {
-            let late = (nanoseconds(now) >= leave_by).then(|| {
+            let late = (number_of(now) >= leave_by).then(|| {
                 error!(DeadlineExceeded, "NCCL kept the call until the deadline; perhaps a rank has not come")
             });
             let leave_reason = late.or_else(|| alive().err())?;

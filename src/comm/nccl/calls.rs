@@ -194,8 +194,8 @@ impl Steps<'_> {
         }
         let n = self.rank_count();
         let [input, output] = sides.map(|side| backend.or_stand_in(side));
-        let input_elements = call.input_bytes(n) / call.data_type.byte_len();
-        let output_elements = call.output_bytes(n) / call.data_type.byte_len();
+        let input_elements = || call.input_bytes(n) / call.data_type.byte_len();
+        let output_elements = || call.output_bytes(n) / call.data_type.byte_len();
         // SAFETY: the caller's promise; a side that is not used is the stand-in.
         unsafe {
             match route {
@@ -205,7 +205,7 @@ impl Steps<'_> {
                     let sum = with_reduction(&call.collective, ReduceOperation::Sum);
                     self.call(&sum, Elements::of(call), [input, output])?;
                     if self.writes() {
-                        stream.divide(output, n as f32, DataType::Float32, output, output_elements)?;
+                        stream.divide(output, n as f32, DataType::Float32, output, output_elements())?;
                     }
                     Ok(())
                 }
@@ -218,10 +218,10 @@ impl Steps<'_> {
                         _ => 0,
                     };
                     let result = scratch.wrapping_add(at);
-                    stream.cast(call.data_type, input, DataType::Float32, scratch, input_elements)?;
+                    stream.cast(call.data_type, input, DataType::Float32, scratch, input_elements())?;
                     self.call(&sum, wide, [scratch, result])?;
                     if self.writes() {
-                        stream.divide(result, n as f32, call.data_type, output, output_elements)?;
+                        stream.divide(result, n as f32, call.data_type, output, output_elements())?;
                     }
                     Ok(())
                 }
@@ -230,7 +230,7 @@ impl Steps<'_> {
                         Some(ReduceOperation::Prod | ReduceOperation::Min) => ReduceOperation::Min,
                         _ => ReduceOperation::Max,
                     };
-                    stream.normalize_bool(input, scratch, input_elements)?;
+                    stream.normalize_bool(input, scratch, input_elements())?;
                     self.call(&with_reduction(&call.collective, reduce_op), Elements::of(call), [scratch, output])
                 }
                 Route::Exchange => self.exchange([input, output], scratch),
@@ -328,6 +328,9 @@ impl Steps<'_> {
 
     /// Compiles the kernels of a route that are not compiled yet.
     fn prepare(&self, route: Route) -> Result<()> {
+        if route == Route::Direct {
+            return Ok(());
+        }
         let device = self.backend.device();
         let kernels = route.kernels(self.call).into_iter().flatten();
         if kernels.clone().all(|kernel| device.has(kernel)) {

@@ -78,7 +78,8 @@ pub(crate) struct NcclBackend {
     averages: [OnceLock<ncclRedOp_t>; 4],
     /// The number of collectives that errors count, without a control communicator.
     counted: AtomicU64,
-    /// The rank lock: held during a call.
+    /// The rank lock: held during a call that waits, a message, a split, the registration of a
+    /// window, and a call that needs what is in it.
     state: Mutex<RankState>,
 }
 
@@ -108,15 +109,23 @@ impl NcclBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
-        let state = &mut *self.lock(request.deadline).map_err(|e| request.label(e))?;
         self.domain.check().map_err(|e| request.label(e))?;
         // The number of this collective, or else of the next that is counted.
         let number = self.counter().load(Ordering::Relaxed) + 1;
         // SAFETY: the caller's promise.
         let result = unsafe {
             match request.stream {
-                Some(stream) => self.enqueue(state, request, stream),
-                None => self.complete(state, request),
+                Some(stream) => {
+                    let mut state = None;
+                    self.enqueue(request, stream, |byte_len| {
+                        let state = match &mut state {
+                            Some(state) => state,
+                            none => none.insert(self.lock(request.deadline)?),
+                        };
+                        state.scratch.take(byte_len, stream)
+                    })
+                }
+                None => self.lock(request.deadline).and_then(|mut state| self.complete(&mut state, request)),
             }
         };
         result.map_err(|error| {
@@ -172,24 +181,30 @@ impl NcclBackend {
         format!("{} ({place} of {ranks})", request.call)
     }
 
-    /// Enqueues a collective.
+    /// Enqueues a collective. `scratch` gives memory for a call that brings none.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
-    unsafe fn enqueue(&self, state: &mut RankState, request: &Request<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+    unsafe fn enqueue(
+        &self,
+        request: &Request<'_>,
+        stream: &Arc<CudaStream>,
+        mut scratch: impl FnMut(usize) -> Result<*mut u8>,
+    ) -> Result<()> {
         let (call, sides) = with_something_to_do(request, [request.input.pointer, request.output.pointer]);
         let blocks = request.blocks.map(|list| list.iter().map(|block| block.pointer).collect::<Vec<_>>());
         let memory = |byte_len| match request.scratch {
-            Some(scratch) if scratch.len() < byte_len => bail!(System, "the call's scratch memory is too short"),
-            Some(scratch) => Ok(scratch.cast()),
-            None => state.scratch.take(byte_len, stream),
+            Some(own) if own.len() < byte_len => bail!(System, "the call's scratch memory is too short"),
+            Some(own) => Ok(own.cast()),
+            None if byte_len == 0 => Ok(std::ptr::null_mut()),
+            None => scratch(byte_len),
         };
         let steps = Steps { backend: self, request, call: &call, stream };
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(uneven) = &request.uneven {
-                return steps.issue_uneven(|byte_len| state.scratch.take(byte_len, stream), uneven);
+                return steps.issue_uneven(scratch, uneven);
             }
             match blocks {
                 Some(blocks) => steps.issue_list(sides, &blocks),
@@ -209,7 +224,7 @@ impl NcclBackend {
         if request.uneven.is_some() {
             // Its blocks are on the GPU.
             // SAFETY: the caller's promise.
-            unsafe { self.enqueue(state, request, &self.stream)? };
+            unsafe { self.enqueue(request, &self.stream, |byte_len| state.scratch.take(byte_len, &self.stream))? };
             self.stream.synchronize(deadline, &mut || self.check())?;
             return self.check_result();
         }
@@ -309,8 +324,12 @@ fn with_something_to_do(request: &Request<'_>, sides: [*mut u8; 2]) -> (Call, [*
 
 impl Watch for NcclBackend {
     fn check(&self) -> Result<()> {
+        self.check_ended()?;
+        self.compare_calls()
+    }
+
+    fn check_ended(&self) -> Result<()> {
         self.domain.check()?;
-        self.compare_calls()?;
         self.domain.borrowed_error()
     }
 

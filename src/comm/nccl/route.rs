@@ -116,13 +116,13 @@ impl Route {
     /// The memory that it needs between its steps. A longer call does not need less: memory is
     /// reserved for the longest.
     pub(super) fn scratch_bytes(self, call: &Call, rank_count: usize) -> usize {
-        let input_elements = call.input_bytes(rank_count) / call.data_type.byte_len();
+        let input_elements = || call.input_bytes(rank_count) / call.data_type.byte_len();
         match self {
             Route::Copy | Route::Direct => 0,
             // float32 is summed into the output and divided there.
             Route::Average if call.data_type == DataType::Float32 => 0,
-            Route::Average => input_elements * DataType::Float32.byte_len(),
-            Route::Bool => input_elements,
+            Route::Average => input_elements() * DataType::Float32.byte_len(),
+            Route::Bool => input_elements(),
             Route::Exchange => ExactReduction::Exchange.scratch_bytes(call, rank_count),
             Route::Shares => ExactReduction::Shares.scratch_bytes(call, rank_count),
             Route::Narrow => narrow_scratch_bytes(call, rank_count),
