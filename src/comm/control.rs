@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::backend::{Backend, Checked, Control, Request};
+use super::backend::{Backend, Checked, Control, Request, gather_numbers};
 use super::message::MessageRequest;
 use super::run_id::CountedRun;
 use super::signature::Signature;
 use super::split::SplitGroup;
-use crate::collective::{Call, Collective, Purpose, PurposeKind};
-use crate::data_type::DataType;
+use crate::collective::{Call, Purpose, PurposeKind};
 use crate::error::{Result, bail};
-use crate::memory::Address;
 use crate::rank::Rank;
 
 const CHOOSE_GRAPH: Purpose = Purpose::new("a run with the buffers of no CUDA graph, or of several", PurposeKind::Run);
@@ -81,12 +79,9 @@ impl Control {
     /// Collective.
     pub(crate) fn choose_graph(&self, context: u32, could_replay: u8, deadline: Instant) -> Result<Votes> {
         let own = word_of(context.into(), could_replay) as i64;
-        let mut all = vec![0i64; self.host.world_size() as usize];
-        let call = Call::of_blocks(Collective::AllGather, DataType::Int64, 1).for_purpose(CHOOSE_GRAPH);
-        let sides = [Address::host((&raw const own).cast()), Address::host(all.as_mut_ptr().cast())];
-        let request = Request::new(call, sides, deadline);
-        // SAFETY: the input holds one element, and the output one for each rank. Both are locals.
-        unsafe { self.run_noted(&request)? };
+        // SAFETY: the buffers of the request are as long as it says.
+        let run = |request: &Request<'_>| unsafe { self.run_noted(request) };
+        let all = gather_numbers(self.host.world_size() as usize, CHOOSE_GRAPH, own, deadline, run)?;
         self.runs.fetch_add(1, Ordering::Relaxed);
         let context_of = |vote: i64| vote >> u8::BITS;
         if let Some(other) = all.iter().position(|vote| context_of(*vote) != i64::from(context)) {

@@ -228,16 +228,8 @@ impl CommunicatorBuilder {
             ),
         };
         let (world_size, timeout) = (self.own_world_size()?, self.own_timeout()?);
-        let participant = Participant {
-            job,
-            secret: None,
-            world_size,
-            first_rank: self.own_rank().0,
-            rank_count: count,
-            names: None,
-            deadline: deadline_after(timeout),
-        };
-        let backends = host::between_processes(&participant)?;
+        let first = Participant::new(job, self.own_rank().0, world_size, deadline_after(timeout));
+        let backends = host::between_processes(&Participant { rank_count: count, ..first })?;
         Ok(backends.into_iter().map(|backend| self.communicator(Arc::new(backend), timeout)).collect())
     }
 
@@ -366,17 +358,12 @@ pub(crate) fn connect_machines(
     let on_machine = |other: &u32| machines[*other as usize] == machines[rank.index()];
     let local: Vec<u32> = (0..machines.len() as u32).filter(on_machine).collect();
     let names: Vec<Rank> = local.iter().copied().map(Rank).collect();
-    let participant = Participant {
-        // Ranks that are told that they are on several machines may share one.
-        job: &format!("{job} machine {}", machines[rank.index()]),
-        secret: None,
-        world_size: local.len() as u32,
-        first_rank: local.partition_point(|other| *other < rank.0) as u32,
-        rank_count: 1,
-        names: Some(&names),
-        deadline,
-    };
-    let host = host::between_processes(&participant).map(|mut ranks| ranks.remove(0));
+    // Ranks that are told that they are on several machines may share one.
+    let local_job = format!("{job} machine {}", machines[rank.index()]);
+    let local_rank = local.partition_point(|other| *other < rank.0) as u32;
+    let participant = Participant::new(&local_job, local_rank, local.len() as u32, deadline);
+    let host =
+        host::between_processes(&Participant { names: Some(&names), ..participant }).map(|mut ranks| ranks.remove(0));
     let backend = match engine {
         LinkEngine::Rendezvous(channels) => ClusterBackend::over_rendezvous(channels, rank, machines, host)?,
         LinkEngine::Ucx { link, addresses } => ClusterBackend::over_ucx(link, &addresses, rank, machines, host?)?,

@@ -247,15 +247,8 @@ impl EnvironmentBuilder {
             }
             Some(endpoint) => endpoint,
         };
-        let participant = Participant {
-            job,
-            secret: secret.as_ref().map(|Secret(secret)| secret.as_slice()),
-            world_size,
-            first_rank: rank.0,
-            rank_count: 1,
-            names: None,
-            deadline,
-        };
+        let secret = secret.as_ref().map(|Secret(secret)| secret.as_slice());
+        let participant = Participant { secret, ..Participant::new(job, rank.0, world_size, deadline) };
         let mut rendezvous = Rendezvous::join(endpoint, &participant)?;
         let infos = exchange(&info, |rank| rank, |bytes| rendezvous.exchange(bytes, deadline))?;
         let over_mpi = matches!(endpoint, Endpoint::Mpi(_));

@@ -156,15 +156,7 @@ mod tests {
     /// Each connection and each direction has a key of its own.
     #[test]
     fn keys_are_of_one_connection_and_direction() {
-        let participant = Participant {
-            job: "a job",
-            secret: Some(b"a secret"),
-            world_size: 2,
-            first_rank: 0,
-            rank_count: 1,
-            names: None,
-            deadline: Instant::now(),
-        };
+        let participant = Participant { secret: Some(b"a secret"), ..Participant::new("a job", 0, 2, Instant::now()) };
         let key = Key::new(&participant, None).expect("a key");
         let claim = |first: u8| Claim {
             world_size: 2,

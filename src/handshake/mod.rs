@@ -87,7 +87,12 @@ pub(crate) struct Participant<'a> {
     pub(crate) deadline: Instant,
 }
 
-impl Participant<'_> {
+impl<'a> Participant<'a> {
+    /// One rank, without a secret.
+    pub(crate) fn new(job: &'a str, first_rank: u32, world_size: u32, deadline: Instant) -> Self {
+        Participant { job, secret: None, world_size, first_rank, rank_count: 1, names: None, deadline }
+    }
+
     pub(crate) fn names(&self) -> Option<Box<[Rank]>> {
         self.names.map(Box::from)
     }

@@ -402,15 +402,7 @@ mod tests {
     }
 
     fn participant() -> Participant<'static> {
-        Participant {
-            job: "a job",
-            secret: None,
-            world_size: WORLD_SIZE,
-            first_rank: 0,
-            rank_count: 1,
-            names: None,
-            deadline: soon(),
-        }
+        Participant::new("a job", 0, WORLD_SIZE, soon())
     }
 
     /// Lets a test run the steps of rank 0's gathering on a Unix socket, in the test's own thread.

@@ -92,16 +92,7 @@ fn bytes_that_are_no_message_are_refused() {
 /// Every byte of a hello is covered by its proof or its framing: altered, it lets no process in.
 #[test]
 fn an_altered_hello_is_not_accepted() {
-    let participant = Participant {
-        job: "a job",
-        secret: None,
-        world_size: 2,
-        first_rank: 1,
-        rank_count: 1,
-        names: None,
-        deadline: soon(),
-    };
-    let key = Key::new(&participant, None).expect("a key");
+    let key = Key::new(&Participant::new("a job", 1, 2, soon()), None).expect("a key");
     let challenge = [3; 32];
     let claim = Claim { world_size: 2, first_rank: 1, rank_count: 1, instance: [1; 16], challenge: [2; 32] };
     let accepts = |message: WireMessage<Handshake>| match message {

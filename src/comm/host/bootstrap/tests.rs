@@ -18,7 +18,7 @@ fn soon() -> Instant {
 }
 
 fn participant(job: &str, rank: u32) -> Participant<'_> {
-    Participant { job, secret: None, world_size: 2, first_rank: rank, rank_count: 1, names: None, deadline: soon() }
+    Participant::new(job, rank, 2, soon())
 }
 
 fn new_job(name: &str) -> String {

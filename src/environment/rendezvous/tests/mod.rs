@@ -138,15 +138,7 @@ fn patiently<T>(attempt: impl Fn() -> Option<T>) -> T {
 }
 
 fn participant(rank: u32, world_size: u32) -> Participant<'static> {
-    Participant {
-        job: "a job",
-        secret: Some(b"a secret"),
-        world_size,
-        first_rank: rank,
-        rank_count: 1,
-        names: None,
-        deadline: soon(),
-    }
+    Participant { secret: Some(b"a secret"), ..Participant::new("a job", rank, world_size, soon()) }
 }
 
 fn send<T: Serialize>(channel: &mut Channel, message: T) {
