@@ -35,7 +35,7 @@ pub fn play(name: &str, ranks: u32) {
                 println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
             }
         }
-        "of groups that fail" => sums(ranks, |communicator| windows_of_groups(&communicator)),
+        "of groups that fail" => sums(ranks, windows_of_groups),
         "dropped apart" => on_gpus(ranks, |communicator| windows_dropped_apart(&communicator)),
         "ended late" => ended_late(ranks),
         "deregistered for ever" => deregistered_for_ever(ranks),
