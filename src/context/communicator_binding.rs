@@ -85,9 +85,10 @@ impl CommunicatorBinding {
         let calls = regions.as_ref().map(|_| engine.planned_calls.as_slice()).map_err(Clone::clone);
         let needs = Needs {
             region_bytes: engine.memory.communicator_bytes as u64,
+            places: engine.places_of_operands(),
             steps: engine.analysis.collectives_in_steps(),
         };
-        let PlanAgreement { region_bytes, has_equal_steps, number } =
+        let PlanAgreement { region_bytes, has_equal_places, has_equal_steps, number } =
             agree(communicator, calls, &engine.fingerprint, needs, deadline)?;
         let mut regions = regions?;
         let collectives = &engine.analysis.collectives;
@@ -103,9 +104,15 @@ impl CommunicatorBinding {
             }
         }
         if region_bytes > 0 {
-            let region = communicator.as_backend().allocate_region(region_bytes, deadline)?;
+            let backend = communicator.as_backend();
+            // Ranks with other layers between the same collectives may have other places.
+            let region = match has_equal_places {
+                true => backend.allocate_region(region_bytes, deadline)?,
+                false => backend.allocate(region_bytes, deadline)?,
+            };
             let join = |group: &Communicator| group.as_backend().join_region(&region, deadline).transpose();
-            regions.memory.parts = roles_of.groups().filter_map(join).collect::<Result<_>>()?;
+            let groups = roles_of.groups().filter(|_| has_equal_places);
+            regions.memory.parts = groups.filter_map(join).collect::<Result<_>>()?;
             regions.memory.communicator = Some(region);
         }
         let mut binding = CommunicatorBinding {

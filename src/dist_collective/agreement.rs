@@ -76,8 +76,10 @@ struct Summary {
 /// What a plan needs beside its calls.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub(crate) struct Needs {
-    /// The bytes from `Backend::allocate_region`.
+    /// The bytes for the operands of collectives.
     pub(crate) region_bytes: u64,
+    /// A hash of where the operands are in these bytes.
+    pub(crate) places: [u8; 32],
     /// A hash of how many collectives are in each step.
     pub(crate) steps: [u8; 32],
 }
@@ -86,6 +88,8 @@ pub(crate) struct Needs {
 pub(crate) struct PlanAgreement {
     /// The most bytes that a rank needs.
     pub(crate) region_bytes: usize,
+    /// Whether all ranks have the operands at the same places of the region.
+    pub(crate) has_equal_places: bool,
     /// Whether all ranks have the same collectives in each step.
     pub(crate) has_equal_steps: bool,
     /// The agreement's number: rank 0's. Rank 0 gives it to no other of its latest 65,534.
@@ -130,8 +134,9 @@ pub(crate) fn agree(
         return Err(difference(communicator, &sides));
     }
     let region_bytes = all.iter().map(|summary| summary.needs.region_bytes).max().unwrap_or(0) as usize;
+    let has_equal_places = all.iter().all(|summary| summary.needs.places == needs.places);
     let has_equal_steps = all.iter().all(|summary| summary.needs.steps == needs.steps);
-    Ok(PlanAgreement { region_bytes, has_equal_steps, number: all[0].number })
+    Ok(PlanAgreement { region_bytes, has_equal_places, has_equal_steps, number: all[0].number })
 }
 
 /// The error that shows the first call that differs between ranks, with each rank's version.

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 pub(crate) use analysis::Analysis;
 use inference::{infer_shapes, input_shapes};
@@ -305,6 +306,23 @@ impl EngineInner {
 
     pub(crate) fn input_count(&self) -> usize {
         self.network.inputs.len()
+    }
+
+    /// A hash of where the operands of the collectives are in the communicator's region.
+    pub(crate) fn places_of_operands(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let is_collective = |id: &&LayerId| self.analysis.collectives[id.index()].is_some();
+        for id in self.analysis.schedule.iter().filter(is_collective) {
+            let layer = &self.network.layers[id.index()];
+            for tensor in layer.inputs.iter().chain(&layer.outputs) {
+                let offset = match self.memory.locations[tensor.index()] {
+                    Location::Region(Place { region: Region::Communicator, offset, .. }) => offset as u64,
+                    _ => u64::MAX,
+                };
+                hash.update(offset.to_le_bytes());
+            }
+        }
+        hash.finalize().into()
     }
 
     /// Checks that there is a profile with this index.

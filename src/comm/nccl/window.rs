@@ -7,7 +7,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::NcclBackend;
@@ -19,7 +19,7 @@ use crate::comm::backend::{Backend, RegionPart};
 use crate::cuda::helper::Sent;
 use crate::cuda::{Device, new_generation};
 use crate::data_type::DataType;
-use crate::error::{ErrorKind, Result, bail, error};
+use crate::error::{ErrorKind, Result, bail};
 use crate::memory::{Buffer, Lease};
 use crate::stream::Watch;
 use crate::util::lock;
@@ -27,6 +27,14 @@ use crate::util::text::list_ranks;
 
 /// How long ranks wait, before they meet, until the GPU has done the work on dropped windows.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many groups of this process register a region. For each one NCCL reserves addresses for all
+/// memory of all its GPUs (symMemoryMapLsaTeam in NCCL's `dev_runtime.cc`): for eight of 288 GB 2.5 of
+/// the 128 TB that a process has.
+const MOST_PARTS: usize = 32;
+
+/// One more reference for each of them.
+static PARTS: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
 
 /// How many windows the ranks look at when they meet: the bits of a word.
 const MOST_COMPARED: usize = i64::BITS as usize;
@@ -175,16 +183,18 @@ impl NcclBackend {
     /// Registers an engine's region, which another communicator of the domain has allocated, with
     /// this one too: NCCL reaches a window in calls of the window's communicator only. Collective.
     pub(super) fn window_over(&self, region: &Buffer, deadline: Instant) -> Result<Option<RegionPart>> {
-        if !self.handle.is_own || !self.features.has_windows {
+        // A borrowed communicator's region is not NCCL's memory, on any rank.
+        let block = pool::block_at(region.as_ptr().addr());
+        let Some(block) = block.filter(|_| self.features.has_windows) else { return Ok(None) };
+        let part = Arc::clone(&PARTS);
+        let has_many = Arc::strong_count(&part) > MOST_PARTS;
+        let all = self.gather(&[i64::from(has_many)], Purpose::ALLOCATE, deadline)?;
+        if all.contains(&[1]) {
             return Ok(None);
         }
-        let Some(block) = pool::block_at(region.as_ptr().addr()) else {
-            return Err(self.fail(error!(System, "an engine's region is not NCCL's memory")));
-        };
-        self.release_windows(deadline)?;
         let mut memory = SymmetricMemory::over(&self.handle, block);
         self.register(&mut memory, deadline)?;
-        Ok(Some(Box::new(memory)))
+        Ok(Some(Box::new((memory, part))))
     }
 
     /// Registers memory as a window if every rank can. Collective.

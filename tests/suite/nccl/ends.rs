@@ -12,6 +12,7 @@ use distcollective::{Buffer, Communicator, DataType, Error, ErrorKind, Rank, Red
 
 use super::faults::{LONG, says};
 use super::libraries::nccl_calls;
+use super::windows::windows_of_groups;
 use super::{Child, TIMEOUT, communicators, cuda_stream, needs_more_gpus, needs_test_libraries};
 use crate::ranks::{DEADLINE, on_communicators, patient};
 
@@ -115,6 +116,9 @@ fn borrowed(ranks: u32) {
                 assert_eq!(x, [(ranks * (ranks - 1) / 2) as f32, ranks as f32]);
                 let group = communicator.split(Some(rank % 2), 0)?.expect("a color");
                 group.barrier()?;
+                if ranks > 2 {
+                    windows_of_groups(&communicator)?;
+                }
                 // An abort ends the library's handle only; `destroy` below still works.
                 communicator.abort("enough")?;
                 communicator.barrier().expect_err("it has been aborted");

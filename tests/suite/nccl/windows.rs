@@ -5,6 +5,7 @@ use std::sync::{Arc, Barrier};
 use distcollective::collective::Partition;
 use distcollective::comm::Operands;
 use distcollective::context::ContextOptions;
+use distcollective::network::ElementWiseOperation;
 use distcollective::{
     Communicator, DataType, DistCollective, Error, ErrorKind, ExecutionContext, Network, Rank, ReduceOperation, Result,
     inputs, outputs,
@@ -33,6 +34,12 @@ pub fn play(name: &str, ranks: u32) {
             on_gpus(ranks, |communicator| windows_of_groups(&communicator));
             if !is_on_gpu() {
                 println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
+            }
+        }
+        "nowhere" => {
+            on_gpus(ranks, |communicator| unlike_regions(&communicator));
+            if !is_on_gpu() {
+                assert_eq!(nccl_calls("ncclCommWindowRegister"), 0);
             }
         }
         "of groups that fail" => sums(ranks, windows_of_groups),
@@ -74,7 +81,7 @@ fn windows(communicator: &Communicator) -> Result<()> {
 /// Two contexts, one after the other. Four ranks have collectives among the rows and the columns of
 /// a mesh; of three, the outer ones are each in one group. A region is a window of the
 /// communicator, and of this rank's in each group.
-fn windows_of_groups(communicator: &Communicator) -> Result<()> {
+pub fn windows_of_groups(communicator: &Communicator) -> Result<()> {
     let (rank, sum) = (communicator.rank().0, || DistCollective::all_reduce(ReduceOperation::Sum));
     let (rows, columns) = ([[0, 1], [2, 3]], [[0, 2], [1, 3]]);
     let (sums, total) = match communicator.world_size() {
@@ -97,6 +104,32 @@ fn windows_of_groups(communicator: &Communicator) -> Result<()> {
         free_what_was_dropped(communicator);
     }
     communicator.barrier()
+}
+
+/// Another layer reads the operand of rank 0's collective, whose result cannot come to the same
+/// place. Ranks with windows would write where it is on this rank.
+fn unlike_regions(communicator: &Communicator) -> Result<()> {
+    let n = communicator.world_size();
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [1024])?;
+    let double = network.add_elementwise(x, x, ElementWiseOperation::Sum)?;
+    let group = DistCollective::all_reduce(ReduceOperation::Sum).group(0..n);
+    let sum = network.add(group, double)?;
+    let sum = network.add(DistCollective::all_reduce(ReduceOperation::Sum).nb_rank(n), sum)?;
+    let last = match communicator.rank() {
+        Rank(0) => double,
+        _ => x,
+    };
+    let y = network.add_elementwise(sum, last, ElementWiseOperation::Sum)?;
+    network.mark_output(y, "y")?;
+    let mut context = network.build()?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    for _ in 0..3 {
+        let mut y = [0f32; 1024];
+        context.execute(inputs!["x" => &[1f32; 1024]], outputs!["y" => &mut y])?;
+        assert_eq!(y, [(2 * n * n) as f32 + if communicator.rank() == Rank(0) { 2.0 } else { 1.0 }; 1024]);
+    }
+    Ok(())
 }
 
 /// NCCL does not say that the memory is registered, and may use it nevertheless. So it is not freed
@@ -211,6 +244,13 @@ fn a_region_is_a_window_of_the_communicators_of_groups() {
         // Rank 3's window of its row.
         let told = ["rank 3 ended the communicator", "ncclCommWindowRegister: NCCL says ncclSystemError"];
         says("windows of groups that fail", 4, "fail=ncclCommWindowRegister:2:2:3", &told);
+    }
+}
+
+#[test]
+fn memory_is_no_window_if_ranks_have_other_layers_at_their_collectives() {
+    for ranks in [2, 3].into_iter().filter(|ranks| !needs_more_gpus(*ranks)) {
+        says("windows nowhere", ranks, "", &[]);
     }
 }
 
