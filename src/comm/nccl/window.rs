@@ -29,8 +29,8 @@ use crate::util::text::list_ranks;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many groups of this process register a region. For each one NCCL reserves addresses for all
-/// memory of all its GPUs (symMemoryMapLsaTeam in NCCL's `dev_runtime.cc`): for eight of 288 GB 2.5 of
-/// the 128 TB that a process has.
+/// memory of all its GPUs (symMemoryMapLsaTeam in NCCL's `dev_runtime.cc`): for eight of 288 GB 2.5
+/// of the 128 TB that a process has.
 const MOST_PARTS: usize = 32;
 
 /// One more reference for each of them.
