@@ -156,7 +156,7 @@ fn when_a_rank_fails_the_others_are_ended_and_it_is_named() {
     assert!(text.contains("error: rank 0 was ended by signal 9 (SIGKILL); the other ranks were ended"), "{text}");
 
     // A rank that waits for the failed one prints why it ends.
-    let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 1");
+    let script = format!("if [ $RANK = 1 ]; then exit 3; fi; exec {DISTCOLLECTIVE} env --timeout 0.2");
     let (output, text) = launch(2, &["sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains("rank 1 of 2 did not come before the deadline"), "{text}");

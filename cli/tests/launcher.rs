@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
@@ -325,7 +326,8 @@ fn printing_to(stdout: Stdio, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new("timeout");
     command.args(["9", "env", "--default-signal", DISTCOLLECTIVE]).args(arguments);
     if arguments == ["env"] {
-        let name = format!("dcl-test-prints-{}", std::process::id());
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let name = format!("dcl-test-prints-{}-{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
         command.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]);
         command.env("DCL_JOB_ID", name);
     }

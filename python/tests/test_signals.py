@@ -97,7 +97,7 @@ def test_peers_are_told_who_was_interrupted(name):
 
     with Ranks(3, None, target=body) as ranks:
         assert [ranks.receive(rank) for rank in range(3)] == ["initialized"] * 3
-        time.sleep(0.3)
+        time.sleep(0.6)
         ranks.signal(1)
         assert ranks.receive(1)[0] == "KeyboardInterrupt"
         kind, text = ranks.receive(0)
@@ -115,7 +115,7 @@ def test_peers_are_told_who_was_interrupted_in_the_initialization():
 
     with Ranks(2, None, target=body) as ranks:
         assert [ranks.receive(rank) for rank in range(2)] == ["begins"] * 2
-        time.sleep(0.5)
+        time.sleep(1.0)
         ranks.signal(1)
         assert ranks.receive(1)[0] == "KeyboardInterrupt"
         kind, text = ranks.receive(0)

@@ -789,7 +789,7 @@ def test_a_late_rank_is_named_at_the_timeout():
             dist.barrier()
         return 0
 
-    with on_ranks(2, body, seconds=1.0) as ranks:
+    with on_ranks(2, body, seconds=3.0) as ranks:
         assert ranks.result(0) == 0
 
 

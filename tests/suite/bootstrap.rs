@@ -79,12 +79,8 @@ fn a_process_that_comes_when_all_are_there_is_not_noticed() {
 fn jobs_of_different_names_do_not_meet_and_one_name_can_be_used_again() {
     let (a, b) = (new_job(), new_job());
     for _ in 0..2 {
-        let met = bootstrap_all(vec![
-            rank_builder(&a, 2, 0),
-            rank_builder(&b, 2, 1),
-            rank_builder(&b, 2, 0),
-            rank_builder(&a, 2, 1),
-        ]);
+        let ranks = [(&a, 0), (&b, 1), (&b, 0), (&a, 1)].map(|(job, rank)| rank_builder(job, 2, rank));
+        let met = bootstrap_all(ranks.map(|builder| builder.timeout(DEADLINE)).into());
         let ranks: Vec<Communicator> = met.into_iter().map(|r| r.expect("a bootstrap")).collect();
         let threads: Vec<_> = ranks
             .into_iter()

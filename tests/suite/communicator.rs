@@ -167,7 +167,7 @@ fn a_giver_that_has_run_ahead_names_who_is_late() {
             }
             return None;
         }
-        let c = c.with_timeout(Duration::from_millis(500));
+        let c = c.with_timeout(Duration::from_secs(2));
         (0..100).find_map(|_| c.broadcast(&mut [1u8], Rank(0)).err())
     });
     for error in errors.into_iter().flatten() {

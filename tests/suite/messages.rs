@@ -300,7 +300,7 @@ fn a_sender_has_room_for_as_many_messages_as_is_written_down() {
 fn a_cycle_of_sends_is_named() {
     for communicators in worlds(3) {
         let results = on_communicators(DEADLINE, communicators, |communicator| {
-            let (rank, soon) = (communicator.rank().0, communicator.with_timeout(Duration::from_millis(1500)));
+            let (rank, soon) = (communicator.rank().0, communicator.with_timeout(Duration::from_secs(3)));
             let mut error = None;
             let log = logged(|| {
                 let result = match rank {
@@ -362,7 +362,7 @@ fn a_cycle_is_named_at_the_deadline_although_another_thread_has_ended_its_wait()
     for communicators in worlds(2) {
         let errors = on_communicators(DEADLINE, communicators, |communicator| {
             let rank = communicator.rank().0;
-            let late = if rank == 0 { communicator.with_timeout(Duration::from_secs(3)) } else { communicator.clone() };
+            let late = if rank == 0 { communicator.with_timeout(Duration::from_secs(4)) } else { communicator.clone() };
             std::thread::scope(|scope| {
                 let sending = scope.spawn(|| late.send(&[rank as f32; 5000], 1 - rank, 4));
                 if rank == 0 {

@@ -315,7 +315,7 @@ fn the_deadline_of_work_runs_from_the_moment_of_issue() {
             let mut alone = engine.create_execution_context().expect("a context");
             let busy = slow_run(&mut alone, &acting, &worker);
             let teller = std::thread::spawn(move || {
-                std::thread::sleep(10 * SOON);
+                std::thread::sleep(20 * SOON);
                 busy.go_on.send(()).expect("the plugin waits");
                 y_of(busy.work)
             });

@@ -36,7 +36,7 @@ pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// For how long an error that NCCL has because of a peer waits for that peer's own reason.
-const REASON_TIMEOUT: Duration = Duration::from_millis(200);
+const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Asked while a call is in progress: the error after which the call cannot end well.
 pub(super) type Alive<'a> = &'a dyn Fn() -> Result<()>;

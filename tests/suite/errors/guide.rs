@@ -313,7 +313,7 @@ fn child() {
     let communicator = communicator.expect("both ranks come");
     (0..3).try_for_each(|_| communicator.barrier()).expect("both ranks call it");
     if rank == 1 {
-        std::thread::sleep(2 * SHORT);
+        std::thread::sleep(20 * SHORT);
         std::process::exit(0);
     }
     println!("\n{}", communicator.all_reduce(&mut [0f32; 12], ReduceOperation::Sum).expect_err("rank 1 dies"));

@@ -112,7 +112,7 @@ pub fn play(role: &str) -> Result<()> {
         }
         "one stays away" => {
             if std::env::var("DCL_HOST_ID").as_deref() == Ok("b") {
-                std::thread::sleep(Duration::from_millis(1500));
+                std::thread::sleep(Duration::from_secs(3));
                 return Ok(());
             }
             let error = Communicator::mpi_world(Duration::from_millis(500)).expect_err("a rank does not come");

@@ -197,11 +197,12 @@ fn messages_both_ways(communicator: Communicator) -> Result<()> {
 
 /// Rank 3 receives more than rank 2, which is on its machine, sends.
 fn other_messages(communicator: Communicator) -> Result<()> {
-    let end = match communicator.rank() {
+    let made = communicator.monitored_barrier(DEADLINE);
+    let end = made.and_then(|()| match communicator.rank() {
         Rank(2) => communicator.send(&[1f32; 4], 3, 0),
         Rank(3) => communicator.recv(&mut [1f32; 5], 2, 0).map(drop),
         _ => Ok(()),
-    };
+    });
     let error = end.and_then(|()| communicator.barrier()).expect_err("messages differ");
     println!("{error}");
     Ok(())
