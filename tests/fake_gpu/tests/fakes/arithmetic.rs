@@ -4,62 +4,67 @@ use crate::child::test_in_child;
 use crate::cuda::{Element, download, upload};
 use crate::nccl::*;
 
-/// The reduction of one element on every rank, the same on all of them.
-fn reduced<T: Element + PartialEq + std::fmt::Debug + Send + Sync + 'static>(kind: i32, op: i32, elements: &[T]) -> T {
-    let elements = elements.to_vec();
-    let results = on_ranks(elements.len() as i32, true, move |rank| {
-        let at = upload(&[elements[rank.rank as usize]]);
-        rank.done((nccl().all_reduce)(at, at, 1, kind, op, rank.communicator, rank.stream));
+/// A reduction of one element on each rank: its type, the operation, the elements and the result.
+type Case<'a, T> = (i32, i32, &'a [T], T);
+
+/// Makes the reductions, all among as many ranks, on the same communicators.
+fn check<T: Element + PartialEq + std::fmt::Debug + Send + Sync + 'static>(cases: &[Case<'_, T>]) {
+    let given: Vec<_> = cases.iter().map(|(kind, op, elements, _)| (*kind, *op, elements.to_vec())).collect();
+    let results = on_ranks(cases[0].2.len() as i32, true, move |rank| {
+        let reduced = given.iter().map(|(kind, op, elements)| {
+            let at = upload(&[elements[rank.rank as usize]]);
+            rank.done((nccl().all_reduce)(at, at, 1, *kind, *op, rank.communicator, rank.stream));
+            download::<T>(at, 1)[0]
+        });
+        let reduced: Vec<T> = reduced.collect();
         rank.end();
-        download::<T>(at, 1)[0]
+        reduced
     });
-    assert!(results.iter().all(|result| *result == results[0]), "{results:?}");
-    results[0]
+    let expected: Vec<T> = cases.iter().map(|(.., result)| *result).collect();
+    assert!(results.iter().all(|result| *result == expected), "{results:?} {expected:?}");
 }
 
 test_in_child!(integers_wrap_and_averages_truncate, Current, &[], || {
-    assert_eq!(reduced(INT8, SUM, &[100i8, 100]), -56);
-    assert_eq!(reduced(INT8, AVG, &[100i8, 100]), -28);
-    assert_eq!(reduced(INT32, AVG, &[-3i32, -4]), -3);
-    assert_eq!(reduced(UINT8, AVG, &[255u8, 2]), 0);
-    assert_eq!(reduced(UINT8, PROD, &[16u8, 17]), 16);
-    assert_eq!(reduced(INT8, MAX, &[-1i8, 1]), 1);
-    assert_eq!(reduced(UINT8, MAX, &[255u8, 1]), 255);
-    assert_eq!(reduced(UINT32, MIN, &[u32::MAX, 1]), 1);
-    assert_eq!(reduced(INT64, SUM, &[i64::MAX, 1]), i64::MIN);
-    assert_eq!(reduced(INT64, MIN, &[i64::MIN, 1]), i64::MIN);
-    assert_eq!(reduced(UINT64, AVG, &[u64::MAX, 0]), u64::MAX / 2);
+    check(&[(INT8, SUM, &[100i8, 100], -56), (INT8, AVG, &[100, 100], -28), (INT8, MAX, &[-1, 1], 1)]);
+    check(&[(INT32, AVG, &[-3i32, -4], -3)]);
+    check(&[(UINT8, AVG, &[255u8, 2], 0), (UINT8, PROD, &[16, 17], 16), (UINT8, MAX, &[255, 1], 255)]);
+    check(&[(UINT32, MIN, &[u32::MAX, 1], 1)]);
+    check(&[(INT64, SUM, &[i64::MAX, 1], i64::MIN), (INT64, MIN, &[i64::MIN, 1], i64::MIN)]);
+    check(&[(UINT64, AVG, &[u64::MAX, 0], u64::MAX / 2)]);
 });
 
 test_in_child!(floats_are_rounded_at_each_step, Current, &[], || {
-    // 2048 + 1 is 2048 in float16, and so is that + 1; 2^-24 is its least subnormal.
-    assert_eq!(reduced(FLOAT16, SUM, &[0x6800u16, 0x3c00, 0x3c00]), 0x6800);
-    assert_eq!(reduced(FLOAT16, SUM, &[0x0001u16, 0x0001]), 0x0002);
-    assert_eq!(reduced(FLOAT16, SUM, &[0x7bffu16, 0x7bff]), 0x7c00);
-    assert_eq!(reduced(FLOAT16, PROD, &[0x0001u16, 0x3800]), 0);
-    assert_eq!(reduced(FLOAT16, MAX, &[0x7e00u16, 0xbc00]), 0xbc00);
-    assert_eq!(reduced(FLOAT16, MIN, &[0x3c00u16, 0x7e00]), 0x3c00);
-    assert_eq!(reduced(BFLOAT16, SUM, &[0x3f80u16, 0x4000]), 0x4040);
-    assert_eq!(reduced(BFLOAT16, SUM, &[0x4380u16, 0x3f80]), 0x4380);
-    assert_eq!(reduced(FLOAT32, SUM, &[16_777_216.0f32, 1.0, 1.0]), 16_777_216.0);
-    assert_eq!(reduced(FLOAT64, SUM, &[0.1f64, 0.2]), 0.1 + 0.2);
-    // 7/3 is nearest to 0x40ab, and 7 times the float16 nearest to 1/3 is below; 60000 does not
-    // overflow.
-    assert_eq!(reduced(FLOAT16, AVG, &[0x4700u16, 0, 0]), 0x40aa);
-    assert_eq!(reduced(FLOAT16, AVG, &[0x7b53u16, 0x7b53]), 0x7b53);
-    assert_eq!(reduced(FLOAT32, AVG, &[f32::MAX, f32::MAX]), f32::MAX);
+    // 2^-24 is float16's least subnormal. 60000 does not overflow in an average.
+    check(&[
+        (FLOAT16, SUM, &[0x0001u16, 0x0001], 0x0002),
+        (FLOAT16, SUM, &[0x7bff, 0x7bff], 0x7c00),
+        (FLOAT16, PROD, &[0x0001, 0x3800], 0),
+        (FLOAT16, MAX, &[0x7e00, 0xbc00], 0xbc00),
+        (FLOAT16, MIN, &[0x3c00, 0x7e00], 0x3c00),
+        (FLOAT16, AVG, &[0x7b53, 0x7b53], 0x7b53),
+        (BFLOAT16, SUM, &[0x3f80, 0x4000], 0x4040),
+        (BFLOAT16, SUM, &[0x4380, 0x3f80], 0x4380),
+    ]);
+    // 2048 + 1 is 2048 in float16, and so is that + 1. 7/3 is nearest to 0x40ab, and 7 times the
+    // float16 nearest to 1/3 is below.
+    check(&[(FLOAT16, SUM, &[0x6800u16, 0x3c00, 0x3c00], 0x6800), (FLOAT16, AVG, &[0x4700, 0, 0], 0x40aa)]);
+    check(&[(FLOAT32, SUM, &[16_777_216.0f32, 1.0, 1.0], 16_777_216.0)]);
+    check(&[(FLOAT32, AVG, &[f32::MAX, f32::MAX], f32::MAX)]);
+    check(&[(FLOAT64, SUM, &[0.1f64, 0.2], 0.1 + 0.2)]);
 });
 
 test_in_child!(float8_is_rounded_at_each_step, Current, &[], || {
     // Eights saturate, infinity too. 448 is 0x7e and 1.0 is 0x38 in E4M3; 57344 is 0x7b, infinity
     // 0x7c and 1.0 0x3c in E5M2.
-    assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x7eu8, 0x7e]), 0x7e);
-    assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x38u8, 0x38]), 0x40);
-    assert_eq!(reduced(FLOAT8_E4M3, SUM, &[0x7fu8, 0x38]), 0x7f);
-    assert_eq!(reduced(FLOAT8_E4M3, MAX, &[0x7fu8, 0x38]), 0x38);
-    assert_eq!(reduced(FLOAT8_E5M2, SUM, &[0x7cu8, 0x3c]), 0x7b);
-    assert_eq!(reduced(FLOAT8_E5M2, SUM, &[0xbcu8, 0x3c]), 0);
-    assert_eq!(reduced(FLOAT8_E5M2, PROD, &[0xc0u8, 0x40]), 0xc4);
+    check(&[
+        (FLOAT8_E4M3, SUM, &[0x7eu8, 0x7e], 0x7e),
+        (FLOAT8_E4M3, SUM, &[0x38, 0x38], 0x40),
+        (FLOAT8_E4M3, SUM, &[0x7f, 0x38], 0x7f),
+        (FLOAT8_E4M3, MAX, &[0x7f, 0x38], 0x38),
+        (FLOAT8_E5M2, SUM, &[0x7c, 0x3c], 0x7b),
+        (FLOAT8_E5M2, SUM, &[0xbc, 0x3c], 0),
+        (FLOAT8_E5M2, PROD, &[0xc0, 0x40], 0xc4),
+    ]);
 });
 
 test_in_child!(the_order_changes_from_chunk_to_chunk, Current, &[], || {
