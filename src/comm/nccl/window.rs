@@ -28,9 +28,9 @@ use crate::util::text::list_ranks;
 /// How long ranks wait, before they meet, until the GPU has done the work on dropped windows.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many groups of this process register a region. For each one NCCL reserves addresses for all
-/// memory of all its GPUs (symMemoryMapLsaTeam in NCCL's `dev_runtime.cc`): for eight of 288 GB 2.5
-/// of the 128 TB that a process has.
+/// The most groups of this process that register a region. For each one NCCL reserves addresses for
+/// all memory of all its GPUs (symMemoryMapLsaTeam in NCCL's `dev_runtime.cc`): for eight of 288 GB
+/// 2.5 of the 128 TB that a process has.
 const MOST_PARTS: usize = 32;
 
 /// One more reference for each of them.
@@ -186,8 +186,8 @@ impl NcclBackend {
         // A borrowed communicator's region is not NCCL's memory, on any rank.
         let block = pool::block_at(region.as_ptr().addr());
         let Some(block) = block.filter(|_| self.features.has_windows) else { return Ok(None) };
+        let has_many = Arc::strong_count(&PARTS) > MOST_PARTS;
         let part = Arc::clone(&PARTS);
-        let has_many = Arc::strong_count(&part) > MOST_PARTS;
         let all = self.gather(&[i64::from(has_many)], Purpose::ALLOCATE, deadline)?;
         if all.contains(&[1]) {
             return Ok(None);

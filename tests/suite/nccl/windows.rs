@@ -36,6 +36,10 @@ pub fn play(name: &str, ranks: u32) {
                 println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
             }
         }
+        "of many groups" => {
+            on_gpus(ranks, |communicator| windows_of_many_groups(&communicator));
+            println!("windows: {}", nccl_calls("ncclCommWindowRegister"));
+        }
         "nowhere" => {
             on_gpus(ranks, |communicator| unlike_regions(&communicator));
             if !is_on_gpu() {
@@ -78,32 +82,45 @@ fn windows(communicator: &Communicator) -> Result<()> {
     with_window(communicator).map(drop)
 }
 
-/// Two contexts, one after the other. Four ranks have collectives among the rows and the columns of
-/// a mesh; of three, the outer ones are each in one group. A region is a window of the
-/// communicator, and of this rank's in each group.
-pub fn windows_of_groups(communicator: &Communicator) -> Result<()> {
+/// A context with collectives among groups, which has run three times. Four ranks have them among
+/// the rows and the columns of a mesh; of three, the outer ones are each in one group. A region is
+/// a window of the communicator, and of this rank's in each group.
+fn with_groups(communicator: &Communicator) -> Result<ExecutionContext> {
     let (rank, sum) = (communicator.rank().0, || DistCollective::all_reduce(ReduceOperation::Sum));
     let (rows, columns) = ([[0, 1], [2, 3]], [[0, 2], [1, 3]]);
     let (sums, total) = match communicator.world_size() {
         3 => ([sum().group([0, 1]), sum().group([1, 2]), sum().nb_rank(3)], 2.0),
         _ => ([rows, columns, rows].map(|groups| sum().partition(Partition::new(groups))), 12.0),
     };
+    let mut network = Network::new();
+    let x = network.add_input("x", DataType::Float32, [1024])?;
+    let y = sums.iter().try_fold(x, |x, sum| network.add(sum.clone(), x))?;
+    network.mark_output(y, "y")?;
+    let mut context = network.build()?.create_execution_context()?;
+    context.set_communicator(communicator)?;
+    for _ in 0..3 {
+        let mut y = [0f32; 1024];
+        context.execute(inputs!["x" => &[rank as f32; 1024]], outputs!["y" => &mut y])?;
+        assert_eq!(y, [total; 1024]);
+    }
+    Ok(context)
+}
+
+/// Two such contexts, one after the other.
+pub fn windows_of_groups(communicator: &Communicator) -> Result<()> {
     for _ in 0..2 {
-        let mut network = Network::new();
-        let x = network.add_input("x", DataType::Float32, [1024])?;
-        let y = sums.iter().try_fold(x, |x, sum| network.add(sum.clone(), x))?;
-        network.mark_output(y, "y")?;
-        let mut context = network.build()?.create_execution_context()?;
-        context.set_communicator(communicator)?;
-        for _ in 0..3 {
-            let mut y = [0f32; 1024];
-            context.execute(inputs!["x" => &[rank as f32; 1024]], outputs!["y" => &mut y])?;
-            assert_eq!(y, [total; 1024]);
-        }
-        drop(context);
+        drop(with_groups(communicator)?);
         free_what_was_dropped(communicator);
     }
     communicator.barrier()
+}
+
+/// So many contexts at once that the groups of the last one register nothing.
+fn windows_of_many_groups(communicator: &Communicator) -> Result<()> {
+    let contexts = (0..5).map(|_| with_groups(communicator)).collect::<Result<Vec<_>>>()?;
+    communicator.barrier()?;
+    drop(contexts);
+    Ok(())
 }
 
 /// Another layer reads the operand of rank 0's collective, whose result cannot come to the same
@@ -241,6 +258,8 @@ fn a_region_is_a_window_of_the_communicators_of_groups() {
     }
     if !is_on_gpu() {
         says("windows of groups", 4, "null_window", &["windows: 24"]);
+        // Five of the communicator on each rank, and 32 of groups.
+        says("windows of many groups", 4, "", &["windows: 52"]);
         // Rank 3's window of its row.
         let told = ["rank 3 ended the communicator", "ncclCommWindowRegister: NCCL says ncclSystemError"];
         says("windows of groups that fail", 4, "fail=ncclCommWindowRegister:2:2:3", &told);
