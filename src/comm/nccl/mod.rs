@@ -109,23 +109,27 @@ impl NcclBackend {
     ///
     /// As [`Backend::run`].
     unsafe fn run_request(&self, request: &Request<'_>) -> Result<()> {
+        let mut state = match request.stream {
+            Some(_) => None,
+            None => Some(self.lock(request.deadline).map_err(|e| request.label(e))?),
+        };
         self.domain.check().map_err(|e| request.label(e))?;
         // The number of this collective, or else of the next that is counted.
         let number = self.counter().load(Ordering::Relaxed) + 1;
         // SAFETY: the caller's promise.
         let result = unsafe {
-            match request.stream {
-                Some(stream) => {
-                    let mut state = None;
+            match (&mut state, request.stream) {
+                (Some(state), _) => self.complete(state, request),
+                (none, stream) => {
+                    let stream = stream.unwrap_or(&self.stream);
                     self.enqueue(request, stream, |byte_len| {
-                        let state = match &mut state {
+                        let state = match &mut *none {
                             Some(state) => state,
                             none => none.insert(self.lock(request.deadline)?),
                         };
                         state.scratch.take(byte_len, stream)
                     })
                 }
-                None => self.lock(request.deadline).and_then(|mut state| self.complete(&mut state, request)),
             }
         };
         result.map_err(|error| {
