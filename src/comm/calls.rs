@@ -59,8 +59,7 @@ impl Communicator {
 
     /// [`check`](Self::check) for each small call.
     pub(crate) fn check_ended(&self) -> Result<()> {
-        let ended = self.check_process().and_then(|()| self.backend.check_ended());
-        ended.map_err(|error| error.on_rank(self.origin_rank()))
+        self.check_process().and_then(|()| self.backend.check_ended()).map_err(|e| e.on_rank(self.origin_rank()))
     }
 
     /// Checks that an argument is a rank of this communicator. `name` is what it is: `root`.

@@ -54,9 +54,7 @@ impl Control {
     pub(super) fn note_call(&self, call: Call, run: Option<&CountedRun<'_>>) {
         // No other thread counts meanwhile.
         let counted = self.counted.load(Ordering::Relaxed);
-        if call.purpose.is_counted() {
-            self.counted.store(counted + 1, Ordering::Relaxed);
-        }
+        self.counted.store(counted + u64::from(call.purpose.is_counted()), Ordering::Relaxed);
         self.log.add(Signature::new(call, CountedRun::word(run, None)), counted + 1);
     }
 

@@ -25,7 +25,7 @@ const REACH_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct StreamState {
     device: Arc<Device>,
     raw: CUstream,
-    /// How many pieces of work were enqueued.
+    /// How many pieces of work were enqueued. A context's run is two.
     enqueued: AtomicU64,
     marks: Mutex<Marks>,
     /// The latest deadline of the work that was enqueued so far, or is being enqueued: its

@@ -27,10 +27,7 @@ pub(super) fn has(address: usize) -> bool {
 
 /// The block that an address is in, of a buffer that exists.
 pub(super) fn block_at(address: usize) -> Option<Arc<Block>> {
-    let of_call = |(range, block): &(Range<usize>, Weak<Block>)| {
-        if range.contains(&address) { block.upgrade() } else { None }
-    };
-    lock(&BLOCKS).iter().find_map(of_call)
+    lock(&BLOCKS).iter().find_map(|(range, block)| range.contains(&address).then(|| block.upgrade())?)
 }
 
 /// Memory of NCCL's. The last reference frees it, on the device's thread for deferred release: the
